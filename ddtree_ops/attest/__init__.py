@@ -1,0 +1,1 @@
+"""Beacons of the running processes against the plan."""

@@ -1,0 +1,1 @@
+"""Measuring a served model from the host itself."""

@@ -1,0 +1,1 @@
+"""The patch: recipe of anchors, git-format series, three-way merge, compatibility matrix."""

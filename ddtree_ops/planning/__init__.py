@@ -1,0 +1,1 @@
+"""Verdict + Inventory -> Plan, as pure functions."""

@@ -1,0 +1,1 @@
+"""Reaching a host: strict SSH or a local child process, one framed channel."""

@@ -1,0 +1,1 @@
+"""Units, start, stop, readiness, identity and logs of the service."""

@@ -1,0 +1,1 @@
+"""Facts -> Verdict: which copy of SGLang is real, and how the copies differ."""

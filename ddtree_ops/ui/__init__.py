@@ -1,0 +1,1 @@
+"""Tables, diffs, progress and JSON for people and programs."""

@@ -1,0 +1,1 @@
+"""The steps that playbooks name, and the runs made of them."""
