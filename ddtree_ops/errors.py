@@ -24,7 +24,8 @@
     ├── Drift                        10   what runs is not what was deployed
     └── Interrupted                 130   stopped by the user, unwound cleanly
 
-A message says *what* failed; ``where`` and ``why`` place it; ``next_step`` is a command or an edit that the reader can do.
+A message says *what* failed; ``where`` and ``why`` place it; ``next_step`` is a command or an
+edit that the reader can do.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The frozen values that flow through the tool: Facts -> Verdict -> Plan -> Evidence.
 
-``Facts`` is what the program on the host saw (``ddtree_ops/host`` builds the same shape as plain dicts); ``Verdict`` and
-``Plan`` are pure functions of it. Nothing here does I/O. Sizes are in bytes unless a name says otherwise, times in seconds
-since the epoch, hashes are lower-case hex SHA-256.
+``Facts`` is what the program on the host saw (``ddtree_ops/host`` builds the same shape as plain dicts);
+``Verdict`` and ``Plan`` are pure functions of it. Nothing here does I/O. Sizes are in bytes unless a name says
+otherwise, times in seconds since the epoch, hashes are lower-case hex SHA-256.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all values: immutable, compared by content, decoded strictly by type."""
 
 
-# -- Facts ------------------------------------------------------------------------------------------------------------
+# -- Facts --
 
 
-class HostInfo(Value):
+class HostInfo(Value, frozen=True, kw_only=True):
     """The machine and the account that the program ran under."""
 
     hostname: str
@@ -55,7 +55,7 @@ class HostInfo(Value):
     time: float = 0.0
 
 
-class Interpreter(Value):
+class Interpreter(Value, frozen=True, kw_only=True):
     """One Python on the host."""
 
     path: str  # as found, for example /root/ml-env/bin/python
@@ -77,7 +77,7 @@ class Interpreter(Value):
     error: str = ""
 
 
-class GitState(Value):
+class GitState(Value, frozen=True, kw_only=True):
     """State of the git work tree that contains a copy."""
 
     toplevel: str
@@ -93,7 +93,7 @@ class GitState(Value):
     error: str = ""
 
 
-class DistInfo(Value):
+class DistInfo(Value, frozen=True, kw_only=True):
     """One ``*.dist-info`` (or egg-info) folder that speaks of sglang."""
 
     path: str
@@ -105,7 +105,7 @@ class DistInfo(Value):
     note: str = ""  # "empty", "leftover ~ folder", ...
 
 
-class RecordCheck(Value):
+class RecordCheck(Value, frozen=True, kw_only=True):
     """RECORD against the disk, for the files of the package."""
 
     recorded: int
@@ -114,7 +114,7 @@ class RecordCheck(Value):
     unrecorded: tuple[str, ...] = ()  # source files that no RECORD lists
 
 
-class Copy(Value):
+class Copy(Value, frozen=True, kw_only=True):
     """One copy of the ``sglang`` package on the host."""
 
     id: str  # short and stable, for example "wheel@/root/ml-env"
@@ -142,7 +142,7 @@ class Copy(Value):
     read_only: bool = False
 
 
-class Resolution(Value):
+class Resolution(Value, frozen=True, kw_only=True):
     """What ``import sglang`` finds under one interpreter, working directory and environment."""
 
     interpreter: str
@@ -158,7 +158,7 @@ class Resolution(Value):
     error: str = ""
 
 
-class Divergence(Value):
+class Divergence(Value, frozen=True, kw_only=True):
     """How two copies differ, over source files."""
 
     a: str
@@ -172,7 +172,7 @@ class Divergence(Value):
     sample_different: tuple[str, ...] = ()
 
 
-class Server(Value):
+class Server(Value, frozen=True, kw_only=True):
     """A running SGLang server: the listening socket, its process and interpreter."""
 
     pid: int
@@ -182,9 +182,7 @@ class Server(Value):
     exe: str = ""
     cwd: str = ""
     args: tuple[str, ...] = ()
-    environment: dict[
-        str, str
-    ] = {}  # only PYTHONPATH, PYTHONHOME, CUDA_VISIBLE_DEVICES, SGLANG_*, no secrets
+    environment: dict[str, str] = {}  # only PYTHONPATH, PYTHONHOME, CUDA_VISIBLE_DEVICES, SGLANG_*, no secrets
     unit: str = ""
     cgroup: str = ""
     start_time: float = 0.0
@@ -195,7 +193,7 @@ class Server(Value):
     processes: tuple[int, ...] = ()
 
 
-class Unit(Value):
+class Unit(Value, frozen=True, kw_only=True):
     """A systemd unit that starts SGLang, or has the name we would use."""
 
     name: str
@@ -208,7 +206,7 @@ class Unit(Value):
     ours: bool = False
 
 
-class PortOwner(Value):
+class PortOwner(Value, frozen=True, kw_only=True):
     """Who holds a TCP port that the plan needs."""
 
     port: int
@@ -218,7 +216,7 @@ class PortOwner(Value):
     address: str = ""
 
 
-class Gpu(Value):
+class Gpu(Value, frozen=True, kw_only=True):
     """One GPU as the driver reports it; memory in MiB."""
 
     index: int
@@ -228,7 +226,7 @@ class Gpu(Value):
     memory_free_mib: int = 0
 
 
-class Disk(Value):
+class Disk(Value, frozen=True, kw_only=True):
     """Free space under a path that the plan writes to."""
 
     path: str
@@ -239,7 +237,7 @@ class Disk(Value):
     inodes_free: int = 0
 
 
-class ModelFolder(Value):
+class ModelFolder(Value, frozen=True, kw_only=True):
     """A model folder on the host: the parts of its config that decide whether target and drafter fit."""
 
     role: Literal["target", "draft"]
@@ -251,7 +249,7 @@ class ModelFolder(Value):
     error: str = ""
 
 
-class Container(Value):
+class Container(Value, frozen=True, kw_only=True):
     """A container (or image) on the host that mentions SGLang."""
 
     runtime: str
@@ -260,7 +258,7 @@ class Container(Value):
     running: bool = False
 
 
-class Lock(Value):
+class Lock(Value, frozen=True, kw_only=True):
     """The host's lock, when held."""
 
     run_id: str
@@ -271,7 +269,7 @@ class Lock(Value):
     alive: bool = True
 
 
-class Deployment(Value):
+class Deployment(Value, frozen=True, kw_only=True):
     """``deployment.json``: what is deployed now (see ``host/journal.py``)."""
 
     run_id: str
@@ -296,7 +294,7 @@ class Deployment(Value):
     patch_hash: str = ""
 
 
-class InterruptedRun(Value):
+class InterruptedRun(Value, frozen=True, kw_only=True):
     """A run whose journal has no end: its helper died or the host went down."""
 
     run_id: str
@@ -305,7 +303,7 @@ class InterruptedRun(Value):
     message: str = ""
 
 
-class Facts(Value):
+class Facts(Value, frozen=True, kw_only=True):
     """Everything that one look at a host brings."""
 
     schema_version: int = SCHEMA_VERSION
@@ -335,10 +333,10 @@ class Facts(Value):
     duration: float = 0.0
 
 
-# -- Verdict ----------------------------------------------------------------------------------------------------------
+# -- Verdict --
 
 
-class Refusal(Value):
+class Refusal(Value, frozen=True, kw_only=True):
     """Why the tool will not go on, and the smallest safe next step."""
 
     code: str
@@ -347,14 +345,14 @@ class Refusal(Value):
     next_step: str = ""
 
 
-class NotLive(Value):
+class NotLive(Value, frozen=True, kw_only=True):
     """A copy that is not the live one, and why."""
 
     copy: str
     why: str
 
 
-class Verdict(Value):
+class Verdict(Value, frozen=True, kw_only=True):
     """Which copy is real, on what evidence, and what may be done about it."""
 
     strategy: Strategy
@@ -369,10 +367,10 @@ class Verdict(Value):
     warnings: tuple[str, ...] = ()
 
 
-# -- Plan -------------------------------------------------------------------------------------------------------------
+# -- Plan --
 
 
-class Change(Value):
+class Change(Value, frozen=True, kw_only=True):
     """One path that will change; ``before``/``after`` are hashes, "" for absent."""
 
     path: str
@@ -383,7 +381,7 @@ class Change(Value):
     why: str = ""
 
 
-class PlannedUnit(Value):
+class PlannedUnit(Value, frozen=True, kw_only=True):
     """A unit (or environment) file to be written."""
 
     name: str
@@ -392,7 +390,7 @@ class PlannedUnit(Value):
     mode: int = 0o644
 
 
-class Need(Value):
+class Need(Value, frozen=True, kw_only=True):
     """What a resource needs against what is there; units are in ``unit``."""
 
     what: str
@@ -403,7 +401,7 @@ class Need(Value):
     note: str = ""
 
 
-class Check(Value):
+class Check(Value, frozen=True, kw_only=True):
     """A fact that decides whether the deploy may go on."""
 
     name: str
@@ -412,7 +410,7 @@ class Check(Value):
     next_step: str = ""
 
 
-class StepCall(Value):
+class StepCall(Value, frozen=True, kw_only=True):
     """One step of the playbook with its resolved parameters."""
 
     name: str
@@ -420,7 +418,7 @@ class StepCall(Value):
     params: dict[str, Any] = {}
 
 
-class Plan(Value):
+class Plan(Value, frozen=True, kw_only=True):
     """What a deploy will do, as a contract: refused later if the host no longer matches ``facts_digest``."""
 
     schema_version: int = SCHEMA_VERSION
@@ -451,10 +449,10 @@ class Plan(Value):
         return tuple(check for check in self.checks if check.state == "fail")
 
 
-# -- Evidence ---------------------------------------------------------------------------------------------------------
+# -- Evidence --
 
 
-class Evidence(Value):
+class Evidence(Value, frozen=True, kw_only=True):
     """What proves that the service is ours: sockets, processes, beacons."""
 
     ok: bool

@@ -1,8 +1,8 @@
 """Where the data folders are: the user's own ones first, else the packaged ones.
 
 ``kernels/ patches/ playbooks/ templates/`` lie at the top of the repository and travel inside the wheel as
-``ddtree_ops/_data/``. A folder of that name in ``DDTREE_OPS_DATA``, or beside the inventory in use, overrides the packaged
-one as a whole; single playbooks and templates can also be named by path.
+``ddtree_ops/_data/``. A folder of that name in ``DDTREE_OPS_DATA``, or beside the inventory in use, overrides the
+packaged one as a whole; single playbooks and templates can also be named by path.
 """
 
 from __future__ import annotations
