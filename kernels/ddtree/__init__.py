@@ -1,0 +1,1 @@
+"""DDTree speculative decoding for SGLang: draft-tree verification over a DFlash block drafter."""

@@ -1,0 +1,1 @@
+"""What touches SGLang: verify input, commit, worker, per-release differences, metrics."""
