@@ -11,7 +11,7 @@ Values in, values out; nothing here knows a host. What the planner uses::
 
 from __future__ import annotations
 
-from .payload import Payload, build_id, build_json, load_payload
+from .payload import Payload, build_id, build_json, load_payload, release_id
 from .plan import Decision, FileChange, PatchPlan, decide, load_all, plan_patch, select_series
 from .recipe import Recipe, load_recipe, recognised_paths, touched_paths
 from .series import Series, load_series, make_git_series
@@ -36,6 +36,7 @@ __all__ = [
     "open_tree",
     "plan_patch",
     "recognised_paths",
+    "release_id",
     "select_series",
     "touched_paths",
 ]

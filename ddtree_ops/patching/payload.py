@@ -74,13 +74,32 @@ def build_id(base_hash: str, series: Series | str, payload: Payload) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def release_id(release: str, build: str) -> str:
+    """Name of a derived tree: ``<release>-<first 12 hex of the build id>``."""
+    return f"{release}-{build[:12]}"
+
+
 def build_json(
-    *, base_hash: str, series: Series | str, payload: Payload, release: str, spec: str, tool_version: str
+    *,
+    base_hash: str,
+    series: Series | str,
+    payload: Payload,
+    patched: Mapping[str, str],
+    release: str,
+    spec: str,
+    tool_version: str,
 ) -> bytes:
-    """``_build.json`` beside the payload: what the beacon reports and attestation compares. LF at the end."""
+    """``_build.json`` beside the payload: what the beacon reports and attestation compares.
+
+    ``patched`` maps SGLang's patched files, relative to the package root, to the SHA-256 that they now have; ``files``
+    in the result holds them together with the payload's.
+    """
+    build = build_id(base_hash, series, payload)
+    placed = {f"{payload.target}/{path}": digest for path, digest in payload.hashes.items()}
     document = {
         "schema": 1,
-        "build_id": build_id(base_hash, series, payload),
+        "build_id": build,
+        "release_id": release_id(release, build),
         "release": release,
         "spec": spec,
         "series": series if isinstance(series, str) else series.name,
@@ -88,7 +107,7 @@ def build_json(
         "base_hash": base_hash,
         "payload_hash": payload.hash,
         "tool_version": tool_version,
-        "files": payload.hashes,
+        "files": {**placed, **patched},
     }
     return (json.dumps(document, indent=2, sort_keys=True) + "\n").encode()
 

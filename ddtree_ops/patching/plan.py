@@ -46,6 +46,7 @@ class PatchPlan:
     changes: tuple[FileChange, ...]
     statuses: tuple[FileStatus, ...]
     diff: str = field(repr=False)
+    after: Mapping[str, str]  # every touched file -> SHA-256 that it has in the end
 
     @property
     def noop(self) -> bool:
@@ -54,9 +55,10 @@ class PatchPlan:
 
     @property
     def hash(self) -> str:
-        """SHA-256 over the touched files' resulting hashes; part of the build id where no series was used."""
-        lines = (f"{change.path}\0{change.after_sha}\n" for change in self.changes)
-        return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
+        """SHA-256 over the touched files' resulting hashes; stands for the series in a build id where there is none, or
+        where local edits were merged."""
+        lines = (f"{path}\0{digest}\n" for path, digest in sorted(self.after.items()))
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -318,7 +320,9 @@ def _plan(
         for change in changes
     ]
     name = series.name if series is not None else ""
-    return PatchPlan(name, family.id, family.spec, tuple(changes), statuses, unified(diffs))
+    after = {status.path: sha256(files[status.path]) for status in statuses}
+    after.update({change.path: change.after_sha for change in changes})
+    return PatchPlan(name, family.id, family.spec, tuple(changes), statuses, unified(diffs), after)
 
 
 def _score(series: Series, anchors: Mapping[str, str | None]) -> int:
