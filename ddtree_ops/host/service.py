@@ -1,0 +1,449 @@
+"""Verbs and operations about the service: unit files, start, stop, enablement, readiness, status, logs.
+
+Each mutation first records how it is taken back (:mod:`.ops`); what an undo record must not hold (secrets) is kept as a
+0600 file in the run's snapshot folder. The ``service`` object of the requests is described in :mod:`.runner`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pwd
+import stat
+import time
+from typing import Any, Dict, List, Optional
+
+from . import durable, enablement, readiness, sockets, systemd
+from .ops import Params, Tx, Work, absolute, need, op, undoer
+from .protocol import Emit, HostError, verb
+from .runner import Service, service_of
+
+MARKER = "written by ddtree-ops"
+_OURS = (MARKER, '"ddtree-process/1"')
+
+
+# -- the unit's files --
+
+
+@op("unit_install")
+def unit_install(tx: Tx, params: Params) -> Params:
+    """Write the unit and its secrets file, make systemd read it, and check that it is what systemd now sees.
+
+    ``service``, ``text``; ``secrets`` (the text of the environment file, "" for none: never journalled), ``cache_dir``
+    and ``user`` (its owner). A unit of that name that is not ours is refused, as is one that systemd complains about.
+    """
+    service = service_of(params)
+    path = absolute(params["service"], "path")
+    text = str(need(params, "text"))
+    _refuse_foreign(path)
+    if service.init == "systemd":
+        _refuse_complaints(service.unit, text)
+    _make_cache(str(params.get("cache_dir") or ""), str(params.get("user") or ""))
+    changed = []
+    secrets = str(params.get("secrets") or "")
+    if service.secrets_file and _write(tx, service, service.secrets_file, secrets, 0o600):
+        changed.append(service.secrets_file)
+    if _write(tx, service, path, text, 0o644):
+        changed.append(path)
+    if service.init == "systemd":
+        systemd.daemon_reload()
+        _check_seen(service, path)
+    return {"path": path, "sha256": hashlib.sha256(text.encode("utf-8")).hexdigest(), "changed": changed}
+
+
+def _refuse_foreign(path: str) -> None:
+    if os.path.islink(path):
+        raise HostError(
+            "unit_foreign",
+            "%s is a link to %s, not a unit of ours" % (path, os.readlink(path)),
+            where=path,
+            next="choose another unit name in the inventory (service: unit)",
+        )
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            head = file.read(4096)
+    except FileNotFoundError:
+        return
+    if not any(mark in head for mark in _OURS):
+        raise HostError(
+            "unit_foreign",
+            "%s exists and was not written by ddtree-ops" % path,
+            where=path,
+            next="choose another unit name in the inventory (service: unit)",
+        )
+
+
+def _refuse_complaints(unit: str, text: str) -> None:
+    said = systemd.verify(unit, text)
+    if said:
+        raise HostError(
+            "unit_invalid",
+            "systemd-analyze verify complains about the unit: %s" % said[0],
+            where=unit,
+            next="correct the service settings in the inventory, or the template",
+            details={"complaints": said},
+        )
+
+
+def _check_seen(service: Service, path: str) -> None:
+    found = systemd.state(service.unit)
+    if found["load"] != "loaded" or found["path"] != path or found["needs_reload"]:
+        raise HostError(
+            "unit_not_seen",
+            "systemd does not use %s (it is %s, from %s)" % (path, found["load"], found["path"] or "nowhere"),
+            where=path,
+            next="systemctl cat %s on the host shows what stands before it" % service.unit,
+        )
+
+
+def _write(tx: Tx, service: Service, path: str, text: str, mode: int) -> bool:
+    """Write one file with its way back; False when it is right already. Empty ``text`` means: no such file."""
+    data = text.encode("utf-8")
+    before = _read(path)
+    if before == (data or None) and (before is None or stat.S_IMODE(os.stat(path).st_mode) == mode):
+        return False
+    kept = ""
+    old_mode = 0
+    if before is not None:
+        old_mode = stat.S_IMODE(os.stat(path).st_mode)
+        kept = os.path.join(tx.snapshots, "unit-" + hashlib.sha256(path.encode("utf-8")).hexdigest()[:16])
+        os.makedirs(tx.snapshots, 0o700, exist_ok=True)
+        if not os.path.exists(kept):  # the first one of a run is the one to go back to
+            durable.replace_bytes(kept, before, 0o600)
+    created = _missing_folders(path)
+    tx.will(
+        "restore_unit_file",
+        {"service": service.ref, "path": path, "kept": kept, "mode": old_mode, "folders": created},
+        ("replace %s" if before is not None else "write %s" if data else "remove %s") % path,
+    )
+    for folder in created:
+        os.mkdir(folder, 0o700 if mode == 0o600 else 0o755)
+    if data:
+        durable.replace_bytes(path, data, mode)
+    else:
+        durable.discard(path)
+    return True
+
+
+def _read(path: str) -> Optional[bytes]:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
+def _missing_folders(path: str) -> List[str]:
+    missing: List[str] = []
+    folder = os.path.dirname(path)
+    while not os.path.isdir(folder):
+        missing.insert(0, folder)
+        folder = os.path.dirname(folder)
+    return missing
+
+
+@undoer("restore_unit_file")
+def restore_unit_file(work: Work, data: Params) -> None:
+    """Put the earlier file back, or take the new one away; then systemd reads its units again."""
+    path = str(data["path"])
+    if data["kept"]:
+        with open(str(data["kept"]), "rb") as file:
+            durable.replace_bytes(path, file.read(), int(data["mode"]))
+    else:
+        durable.discard(path)
+    for folder in reversed(data["folders"]):
+        try:
+            os.rmdir(folder)
+        except OSError:
+            pass  # not empty: it holds what is not of this step
+    if str(dict(data["service"]).get("init") or "systemd") == "systemd" and path.startswith("/etc/systemd/"):
+        unit = str(data["service"]["unit"])
+        systemd.restart_on(unit)
+        systemd.daemon_reload()
+        systemd.systemctl("reset-failed", unit, check=False)
+
+
+def _make_cache(path: str, user: str) -> None:
+    """The JIT cache folder of the release; it belongs to the user that the service runs as."""
+    if not path:
+        return
+    os.makedirs(path, exist_ok=True)
+    if user and os.geteuid() == 0:
+        try:
+            entry = pwd.getpwnam(user)
+        except KeyError:
+            raise HostError(
+                "no_user", "the host has no user %r" % user, next="correct `user` in the inventory's service"
+            ) from None
+        os.chown(path, entry.pw_uid, entry.pw_gid)
+
+
+# -- stopping and starting --
+
+
+@op("service_stop")
+def service_stop(tx: Tx, params: Params) -> Params:
+    """Stop a service (ours, or the one that is taken over) and wait until its processes and its port are gone.
+
+    ``service``; ``disable``: also keep it from starting at boot. Undo: enabled as before, and running again.
+    """
+    service = service_of(params)
+    before = service.state()
+    if params.get("disable"):
+        _disable(tx, service)
+    if not service.running():
+        return {"before": before, "stopped": False, "seconds": 0.0}
+    tx.will("start_service", {"service": service.ref}, "stop %s" % service.unit)
+    started = time.monotonic()
+    after = service.stop()
+    _await_port_free(service, before["pids"])
+    return {"before": before, "after": after, "stopped": True, "seconds": round(time.monotonic() - started, 2)}
+
+
+def _await_port_free(service: Service, pids: List[int], timeout: float = 15.0) -> None:
+    """Nobody may hold the port after a stop; a stranger that does is named, never ended."""
+    if not service.port:
+        return
+    deadline = time.monotonic() + timeout
+    while True:
+        found = sockets.listeners(service.port, pids)
+        if not found:
+            return
+        if time.monotonic() > deadline:
+            owners = sorted({pid for item in found for pid in item.pids})
+            raise HostError(
+                "port_in_use",
+                "port %d is still held after %s was stopped" % (service.port, service.unit),
+                where="; ".join(map(sockets.describe, owners)) or "a process that this account may not see",
+                next="end it on the host, or choose another port",
+            )
+        time.sleep(0.2)
+
+
+@undoer("start_service")
+def start_service(work: Work, data: Params) -> None:
+    """Start what had been running; it is not waited for until it serves."""
+    service = Service(data["service"])
+    if not service.running():
+        service.start()
+        work.notes.append("%s was started again" % service.unit)
+
+
+@op("service_start", must_hold=False)
+def service_start(tx: Tx, params: Params) -> Params:
+    """Start our service; ``first``: it is not restarted by itself until ``service_settle`` or ``service_enable``.
+
+    The result is what ``wait_ready`` wants as ``start``. Undo: stop, all of it.
+    """
+    service = service_of(params)
+    _refuse_taken_port(service)
+    before = service.state()
+    tx.will("stop_service", {"service": service.ref}, "start %s" % service.unit)
+    result = {"mark": service.mark(), "started": round(time.time(), 3), "restarts": 0}
+    try:
+        service.start(first=bool(params.get("first")))
+    except HostError as error:
+        raise _could_not_start(service, error) from None
+    after = service.state()
+    result.update(restarts=after["restarts"], before=before["active"], main_pid=after["main_pid"])
+    return result
+
+
+def _could_not_start(service: Service, error: HostError) -> HostError:
+    from .logs import errors
+
+    lines = service.last_lines(40)
+    found = errors(lines)
+    return HostError(
+        "service_died",
+        "%s could not be started%s" % (service.unit, ": " + found[-1] if found else ""),
+        where=error.message,
+        next="ddtree-ops logs -n 200",
+        exit=9,
+        details={"errors": found, "log": lines},
+    )
+
+
+def _refuse_taken_port(service: Service) -> None:
+    if not service.port or service.running():
+        return
+    found = sockets.listeners(service.port)
+    if found:
+        owners = sorted({pid for item in found for pid in item.pids})
+        raise HostError(
+            "port_in_use",
+            "port %d is in use" % service.port,
+            where="; ".join(map(sockets.describe, owners)) or "a process that this account may not see",
+            next="name its unit with --takeover, or choose another port",
+        )
+
+
+@undoer("stop_service")
+def stop_service(work: Work, data: Params) -> None:
+    """Stop the service and forget its failures."""
+    service = Service(data["service"])
+    if service.init == "process" and not os.path.exists(service.path):
+        return
+    if service.running():
+        service.stop()
+    service.settle()
+    if service.init == "systemd":
+        systemd.systemctl("reset-failed", service.unit, check=False)
+
+
+@op("service_settle")
+def service_settle(tx: Tx, params: Params) -> Params:
+    """The first start went well: from now on the service is restarted when it fails."""
+    return {"restart": True, "was_off": service_of(params).settle()}
+
+
+@op("service_enable")
+def service_enable(tx: Tx, params: Params) -> Params:
+    """Start at boot, and restarts allowed. The process runner cannot start at boot; the result says so."""
+    service = service_of(params)
+    was_off = service.settle()
+    if service.init == "process":
+        return {"enabled": "static", "restart_was_off": was_off, "note": "init: process does not start at boot"}
+    before = systemd.state(service.unit)["enabled"]
+    if before != "enabled":
+        tx.will("restore_enablement", enablement.snapshot(service.unit), "enable %s" % service.unit)
+        systemd.systemctl("enable", service.unit)
+    after = systemd.state(service.unit)["enabled"]
+    if after != "enabled":
+        raise HostError("not_enabled", "%s is %s after `systemctl enable`" % (service.unit, after or "unknown"), exit=9)
+    return {"enabled": after, "before": before, "restart_was_off": was_off}
+
+
+@op("service_disable")
+def service_disable(tx: Tx, params: Params) -> Params:
+    """Do not start at boot. Undo restores the very links that were there."""
+    service = service_of(params)
+    before = service.state()["enabled"]
+    _disable(tx, service)
+    return {"before": before, "enabled": service.state()["enabled"]}
+
+
+def _disable(tx: Tx, service: Service) -> None:
+    if service.init != "systemd" or not enablement.links(service.unit):
+        return
+    tx.will("restore_enablement", enablement.snapshot(service.unit), "disable %s" % service.unit)
+    systemd.systemctl("disable", service.unit)
+
+
+@undoer("restore_enablement")
+def restore_enablement(work: Work, data: Params) -> None:
+    """The enablement links as they were."""
+    enablement.restore(data)
+
+
+@op("wait_ready", must_hold=False)
+def wait_ready_op(tx: Tx, params: Params) -> Params:
+    """See :func:`.readiness.wait_ready`."""
+    return readiness.wait_ready(params, service_of(params), tx.emit)
+
+
+# -- verbs --
+
+
+@verb("wait_ready")
+def wait_ready_verb(params: Params, emit: Emit) -> Params:
+    """Wait outside of a transaction, after ``service_control``."""
+    return readiness.wait_ready(params, service_of(params), emit)
+
+
+@verb("service_status")
+def service_status(params: Params, emit: Emit) -> Params:
+    """State, processes with age and memory, who listens on the port, and whether it is healthy."""
+    service = service_of(params)
+    state = service.state()
+    found: Dict[str, Any] = {"state": state, "processes": [_process(pid) for pid in state["pids"]]}
+    if service.port:
+        found["listeners"] = [item._asdict() for item in sockets.listeners(service.port, state["pids"])]
+        found["health"] = _health(service)
+    if state["active"] == "failed":
+        from .logs import errors
+
+        found["errors"] = errors(service.last_lines(200))
+    return found
+
+
+def _health(service: Service) -> Dict[str, Any]:
+    from .http import HEALTH_TIMEOUT, HttpTrouble
+
+    try:
+        reply = service.client().get("/health", timeout=HEALTH_TIMEOUT)
+    except HttpTrouble as trouble:
+        return {"ok": False, "status": 0, "text": trouble.text}
+    return {"ok": reply.status == 200, "status": reply.status, "text": "", "seconds": round(reply.seconds, 3)}
+
+
+def _process(pid: int) -> Dict[str, Any]:
+    found: Dict[str, Any] = {"pid": pid, "command": "", "rss": 0, "started": 0.0}
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as file:
+            words = [os.fsdecode(word) for word in file.read().split(b"\0") if word]
+        with open("/proc/%d/statm" % pid) as file:
+            found["rss"] = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return found
+    found["command"] = " ".join(words[:3])
+    found["started"] = started_at(pid)
+    return found
+
+
+def started_at(pid: int) -> float:
+    """When a process started, in seconds since the epoch; 0.0 when it is gone."""
+    from .supervisor import start_time
+
+    ticks = start_time(pid)
+    try:
+        with open("/proc/stat") as file:
+            boot = next(int(line.split()[1]) for line in file if line.startswith("btime"))
+    except (OSError, StopIteration):
+        return 0.0
+    return boot + ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
+
+
+@verb("service_control")
+def service_control(params: Params, emit: Emit) -> Params:
+    """``action``: start, stop or restart. The result's ``start`` is for ``wait_ready``."""
+    service = service_of(params)
+    action = str(need(params, "action"))
+    if action not in ("start", "stop", "restart"):
+        raise HostError("bad_params", "unknown action %r" % action, exit=1)
+    before = service.state()
+    if before["load"] == "not-found":
+        raise HostError("no_unit", "%s does not exist on this host" % service.unit, next="ddtree-ops deploy")
+    if action in ("stop", "restart") and service.running():
+        emit({"kind": "progress", "step": "stop", "text": "stopping %s" % service.unit, "done": 0, "total": 0})
+        service.stop()
+    start: Dict[str, Any] = {}
+    if action != "stop":
+        _refuse_taken_port(service)
+        start = {"mark": service.mark(), "started": round(time.time(), 3), "restarts": 0}
+        try:
+            service.start()
+        except HostError as error:
+            raise _could_not_start(service, error) from None
+        start["restarts"] = service.state()["restarts"]
+    return {"before": before, "after": service.state(), "start": start}
+
+
+@verb("logs")
+def logs(params: Params, emit: Emit) -> Params:
+    """The last ``lines`` of the log as ``{"kind": "log", "lines": [...]}`` events; ``follow``: until nobody listens."""
+    service = service_of(params)
+    count = int(params.get("lines") or 100)
+    mark = service.mark() if params.get("follow") else ""
+    lines = service.last_lines(count)
+    for index in range(0, len(lines), 500):
+        emit({"kind": "log", "lines": lines[index : index + 500]})
+    if not params.get("follow"):
+        return {"lines": len(lines)}
+    source = service.log(mark)
+    total = len(lines)
+    while True:
+        new = source.read()
+        total += len(new)
+        emit({"kind": "log", "lines": new})  # an empty one notices that the controller is gone
+        time.sleep(0.5)
