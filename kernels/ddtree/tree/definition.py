@@ -14,8 +14,8 @@ Ties are common with 16-bit logits: with budget 32 more than half of all trees c
 rule changes, so the rule is part of the definition. It needs no extra care for prefix closure: a parent precedes its
 children (score not smaller, prefix first) and a sibling of lower rank precedes one of higher rank.
 
-Source: the DDTree paper (liranringel.github.io/ddtree), sections 3-4: with independent per-depth marginals the expected accepted length is the
-sum of node probabilities, so the best tree of a budget is the set of most probable prefixes.
+Source: the DDTree paper (liranringel.github.io/ddtree), sections 3-4: with independent per-depth marginals the expected
+accepted length is the sum of node probabilities, so the best tree of a budget is the set of most probable prefixes.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def quantise(log_prob: float) -> int:
 def rank_code(rank: int) -> tuple[int, int]:
     """Return ``(bits, length)`` of one rank in the order-preserving prefix code.
 
-    With ``n = floor(log2(rank + 1))``: a marker 1, n ones, a zero, then the n low bits of ``rank + 1``. The marker makes
-    a prefix smaller than its extensions, because unused low bits of a code are zero.
+    With ``n = floor(log2(rank + 1))``: a marker 1, n ones, a zero, then the n low bits of ``rank + 1``. The marker
+    makes a prefix smaller than its extensions, because unused low bits of a code are zero.
     """
     n = (rank + 1).bit_length() - 1
     return ((((1 << (n + 1)) - 1) << 1) << n) | ((rank + 1) - (1 << n)), 2 * n + 2
@@ -70,7 +70,7 @@ def append_code(code: int, used: int, rank: int) -> tuple[int, int]:
 
 
 def code_bits_needed(budget: int, depth: int) -> int:
-    """Upper bound on the bits of any order code that building a tree of ``budget`` nodes and ``depth`` levels compares.
+    """Upper bound on the bits of any order code that a tree of ``budget`` nodes and ``depth`` levels needs.
 
     A node ``r`` of the tree has ``prod(r_i + 1) <= budget`` (all tuples below it are in the tree too); a pending
     candidate is at most twice that, and a rank ``r`` takes ``2 + 2 * floor(log2(r + 1))`` bits.
@@ -82,8 +82,8 @@ def code_bits_needed(budget: int, depth: int) -> int:
 class Tree:
     """A finished tree; index 0 is the root (the token already emitted), nodes follow in canonical order.
 
-    ``token``, ``parent``, ``depth``, ``rank`` and ``score`` have one entry per node, root included: the root has parent
-    0, depth 0, rank -1 and score 0.
+    ``token``, ``parent``, ``depth``, ``rank`` and ``score`` have one entry per node, root included: the root has
+    parent 0, depth 0, rank -1 and score 0.
     """
 
     token: tuple[int, ...]

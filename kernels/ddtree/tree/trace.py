@@ -47,9 +47,9 @@ class TraceHeader:
 class TraceRound:
     """One verify round of one request.
 
-    ``ids`` and ``lp_bits`` are ``[D][K]``; ``token``, ``parent``, ``depth``, ``rank``, ``score_q32`` and ``target`` have
-    one entry per node, root first, padding left out; ``accepted`` holds node indices, root first; ``start`` is the
-    number of committed tokens before the round.
+    ``ids`` and ``lp_bits`` are ``[D][K]``; ``token``, ``parent``, ``depth``, ``rank``, ``score_q32`` and ``target``
+    have one entry per node, root first, padding left out; ``accepted`` holds node indices, root first; ``start`` is
+    the number of committed tokens before the round.
     """
 
     req: str

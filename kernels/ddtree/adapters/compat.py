@@ -1,0 +1,85 @@
+"""Differences between SGLang releases, found by looking at names and signatures, never at version numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+SOURCE = "ddtree"
+
+
+def has_spec_v2() -> bool:
+    """Tell whether this SGLang has the overlap-capable DFLASH worker (0.5.14 and later)."""
+    return importlib.util.find_spec("sglang.srt.speculative.dflash_worker_v2") is not None
+
+
+def optional(module: str, name: str) -> Any:
+    """Return ``module.name``, or ``None`` where this release has no such module or name."""
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError:
+        return None
+
+
+def view(server_args: Any) -> Any:
+    """Return what argument resolution has decided so far (newer releases keep decisions beside the record)."""
+    resolving_view = optional("sglang.srt.arg_groups.overrides", "resolving_view")
+    return resolving_view(server_args) if resolving_view is not None else server_args
+
+
+def declare(server_args: Any, **fields: Any) -> None:
+    """Set server arguments in the way this release wants it done."""
+    declare_resolution = optional("sglang.srt.arg_groups.overrides", "declare_resolution")
+    if declare_resolution is not None:
+        declare_resolution(server_args, SOURCE, **fields)
+        return
+    for name, value in fields.items():
+        setattr(server_args, name, value)
+
+
+def attention_backends(server_args: Any) -> set[str]:
+    """Return the attention backends of prefill and decode as resolved so far."""
+    cfg = view(server_args)
+    names = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+    base, *phases = (getattr(cfg, name, None) for name in names)
+    return {str(phase or base) for phase in phases if phase or base}
+
+
+def disable_decode_graphs(server_args: Any) -> bool:
+    """Switch CUDA graphs of the decode phase off; returns whether they were on."""
+    cfg = view(server_args)
+    graphs = getattr(cfg, "cuda_graph_config", None)
+    with_phase = optional("sglang.srt.model_executor.cuda_graph_config", "with_phase")
+    if graphs is not None and with_phase is not None and not isinstance(graphs, dict):
+        module = importlib.import_module("sglang.srt.model_executor.cuda_graph_config")
+        disabled = module.Backend.DISABLED
+        was_on = bool(graphs.decode.backend != disabled)
+        declare(server_args, cuda_graph_config=with_phase(graphs, module.Phase.DECODE, backend=disabled))
+        return was_on
+    was_on = not getattr(cfg, "disable_cuda_graph", False)
+    declare(server_args, disable_cuda_graph=True)
+    return was_on
+
+
+def accepted(target: Callable[..., Any], **kwargs: Any) -> dict[str, Any]:
+    """Keep the keyword arguments that ``target`` (a function or dataclass) knows in this release."""
+    if dataclasses.is_dataclass(target):
+        known = {field.name for field in dataclasses.fields(target) if field.init}
+    else:
+        known = set(inspect.signature(target).parameters)
+    return {name: value for name, value in kwargs.items() if name in known}
+
+
+def bonus_tokens(draft_input: Any) -> Any:
+    """Return the last emitted token of every request, whatever the field is called."""
+    return draft_input.bonus_tokens if hasattr(draft_input, "bonus_tokens") else draft_input.verified_id
+
+
+def recurrent(model_config: Any) -> bool:
+    """Tell whether the target keeps a recurrent state in any layer."""
+    mambaish_config = optional("sglang.srt.configs.hybrid_arch", "mambaish_config")
+    return mambaish_config is not None and mambaish_config(model_config) is not None

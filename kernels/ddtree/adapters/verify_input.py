@@ -1,0 +1,60 @@
+"""The verify input: a DFLASH verify input whose attention mask is a tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from sglang.srt.speculative.dflash_info import DFlashVerifyInput
+
+if TYPE_CHECKING:
+    from ..build.torch_builder import TreeBatch
+
+
+@dataclass
+class DDTreeVerifyInput(DFlashVerifyInput):
+    """Tree links ride along under SGLang's own names, for code that walks trees.
+
+    It stays a ``DFLASH_VERIFY`` input, so that the DFLASH branches of schedulers and backends apply. ``topk`` stays 1:
+    the backends served here take the tree from ``custom_mask`` alone; those that need ``topk > 1`` are refused at start.
+    """
+
+    retrieve_index: torch.Tensor | None = None
+    retrieve_next_token: torch.Tensor | None = None
+    retrieve_next_sibling: torch.Tensor | None = None
+    max_tree_depth: int = 0
+    tree_topk: int = -1
+
+
+def full_mask(tree_mask: torch.Tensor, seq_lens: torch.Tensor, total_bound: int) -> torch.Tensor:
+    """Lay the ancestor masks out as SGLang's FULL_MASK: flat bool, per request N rows of ``seq_len + N`` columns.
+
+    ``tree_mask``: ``[bs, N, N]`` bool; ``seq_lens``: ``[bs]``, the device's own lengths; ``total_bound``: a host number,
+    at least the sum of ``seq_lens`` (host lengths can run ahead of the device's under overlap scheduling, so the buffer
+    is sized by the bound and filled by the device's lengths; what lies behind the last row is never read).
+    """
+    bs, width, _ = tree_mask.shape
+    device = tree_mask.device
+    lens = seq_lens.to(torch.int64)
+    row = lens + width
+    first = torch.cumsum(row * width, dim=0) - row * width
+    flat = torch.ones(width * (int(total_bound) + width * bs), dtype=torch.bool, device=device)
+    nodes = torch.arange(width, dtype=torch.int64, device=device)
+    start = first[:, None] + nodes * row[:, None] + lens[:, None]
+    flat.scatter_(0, (start[:, :, None] + nodes).flatten(), tree_mask.flatten())
+    return flat
+
+
+def make_verify_input(tree: TreeBatch, seq_lens: torch.Tensor, total_bound: int, depth: int) -> DDTreeVerifyInput:
+    """Make the verify input of a batch of trees."""
+    return DDTreeVerifyInput(
+        draft_token=tree.draft_token.reshape(-1),
+        positions=tree.positions.reshape(-1),
+        draft_token_num=int(tree.draft_token.shape[1]),
+        custom_mask=full_mask(tree.mask, seq_lens, total_bound),
+        retrieve_index=tree.retrieve_index,
+        retrieve_next_token=tree.retrieve_next_token,
+        retrieve_next_sibling=tree.retrieve_next_sibling,
+        max_tree_depth=depth + 1,
+    )

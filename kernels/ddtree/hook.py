@@ -1,0 +1,178 @@
+"""What the patch into SGLang's own files calls; thin, and importable on every release.
+
+No module of SGLang is imported here at module level: a release without the DFLASH v2 worker must be able to import this
+file and to be told in one sentence that DDTREE is not for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from . import beacon, limits, settings
+
+logger = logging.getLogger(__name__)
+
+ALGORITHM = "DDTREE"
+_BACKENDS = {"cuda": "triton", "cpu": "torch_native"}
+_DEFAULT_MAX_RUNNING_REQUESTS = 48  # as DFLASH
+_api_key: str | None = None
+
+
+def create_worker(server_args: Any) -> type:
+    """Return the worker class; called in every scheduler process by ``SpeculativeAlgorithm.create_worker``."""
+    _require_spec_v2()
+    from .adapters import compat
+    from .adapters.requests import install_request_check
+
+    cfg = compat.view(server_args)
+    settings.remember(settings.inherit(cfg.speculative_num_draft_tokens, cfg.speculative_dflash_block_size))
+    install_request_check()
+    from .adapters.worker_v2 import DDTreeWorkerV2
+
+    return DDTreeWorkerV2
+
+
+def handle_server_args(server_args: Any) -> None:
+    """Check and resolve the server's arguments; raises ``ValueError`` for what this version does not serve."""
+    _require_spec_v2()
+    from .adapters import compat
+
+    _take_api_key(server_args)
+    cfg = compat.view(server_args)
+    device = _check_device(str(cfg.device))
+    limits.refuse_configuration(cfg)
+    if cfg.speculative_draft_model_path is None:
+        raise ValueError("DDTREE needs a DFlash drafter: give it with --speculative-draft-model-path.")
+    resolved = settings.resolve(
+        cfg.speculative_num_draft_tokens, cfg.speculative_dflash_block_size, _drafter_block_size(cfg)
+    )
+    os.environ[settings.ENV_RESOLVED] = str(resolved.budget)  # children see resolved flags only
+    for name in ("speculative_num_steps", "speculative_eagle_topk"):
+        if getattr(cfg, name, None) not in (None, 1):
+            logger.warning("DDTREE has no use for --%s; it is set to 1.", name.replace("_", "-"))
+    compat.declare(
+        server_args,
+        speculative_num_draft_tokens=resolved.width,
+        speculative_dflash_block_size=resolved.block_size,
+        # Generic accounting multiplies these two: the tree is described by its width alone.
+        speculative_num_steps=1,
+        speculative_eagle_topk=1,
+    )
+    backend = _choose_backends(server_args, _BACKENDS[device])
+    if cfg.max_running_requests is None:
+        compat.declare(server_args, max_running_requests=_DEFAULT_MAX_RUNNING_REQUESTS)
+    if compat.disable_decode_graphs(server_args):
+        logger.warning("DDTREE: CUDA graphs of the decode phase are not in this version; they are switched off.")
+    overlap = not getattr(cfg, "disable_overlap_schedule", False)
+    beacon.settings.update(algorithm=ALGORITHM, backend=backend, overlap=overlap, **resolved.as_dict())
+    logger.info(
+        "DDTREE: budget %d nodes, verify width %d, block size %d, attention %s, overlap scheduling %s.",
+        resolved.budget, resolved.width, resolved.block_size, backend, "on" if overlap else "off",
+    )  # fmt: skip
+
+
+def verify_width(num_draft_tokens: int, is_draft_worker: bool) -> int:
+    """Return the tokens per request of a TARGET_VERIFY forward: the tree for the target, the block for the drafter."""
+    return settings.current().block_size if is_draft_worker else num_draft_tokens
+
+
+def make_dummy_verify_input(num_tokens_per_req: int, custom_mask: Any, is_draft_worker: bool) -> Any:
+    """Return a verify input that has only shapes, for warm-up forwards."""
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+    from sglang.srt.speculative.dflash_info import DFlashVerifyInput
+
+    from .adapters.verify_input import DDTreeVerifyInput
+
+    mode = CaptureHiddenMode.NULL if is_draft_worker else CaptureHiddenMode.FULL
+    return (DFlashVerifyInput if is_draft_worker else DDTreeVerifyInput)(
+        draft_token=None,
+        positions=None,
+        draft_token_num=num_tokens_per_req,
+        custom_mask=None if is_draft_worker else custom_mask,
+        capture_hidden_mode=mode,
+    )
+
+
+def make_capture_verify_input(runner: Any, num_tokens: int) -> Any:
+    """Refuse CUDA graph capture: a graph captured without the mask would verify a tree as a chain, silently."""
+    raise RuntimeError(
+        "CUDA graphs for DDTREE are not in this version, and its argument handler switches them off; something switched "
+        "them on again. Start with --cuda-graph-backend-decode=disabled (older releases: --disable-cuda-graph)."
+    )
+
+
+def _require_spec_v2() -> None:
+    from .adapters import compat
+
+    if not compat.has_spec_v2():
+        raise ValueError(
+            "DDTREE for spec v1 (SGLang 0.5.11 to 0.5.13, without dflash_worker_v2) is not in this version; "
+            "it needs SGLang 0.5.14 or later."
+        )
+
+
+def _take_api_key(server_args: Any) -> None:
+    """Set the API key from the environment, so that it is on no command line, and take it out of the environment.
+
+    Children get the resolved arguments and need no variable. The key is kept for a second resolution in this process.
+    """
+    global _api_key
+    from .adapters import compat
+
+    _api_key = os.environ.pop(settings.ENV_API_KEY, None) or _api_key
+    if _api_key and compat.view(server_args).api_key is None:
+        compat.declare(server_args, api_key=_api_key)
+
+
+def _check_device(device: str) -> str:
+    kind = device.split(":")[0]
+    if kind == "cuda" or (kind == "cpu" and os.environ.get(settings.ENV_ALLOW_CPU) == "1"):
+        return kind
+    raise ValueError(
+        f"DDTREE runs on CUDA devices, not on {device!r}. (Tests on a CPU need {settings.ENV_ALLOW_CPU}=1 and an attention "
+        "backend that can verify with a mask.)"
+    )
+
+
+def _drafter_block_size(cfg: Any) -> int | None:
+    """Return the block size that the drafter's own config names."""
+    import json
+
+    from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
+
+    from .adapters import compat
+
+    get_config = compat.optional("sglang.srt.utils.hf_transformers_utils", "get_config")
+    draft = get_config(
+        cfg.speculative_draft_model_path,
+        trust_remote_code=cfg.trust_remote_code,
+        revision=getattr(cfg, "speculative_draft_model_revision", None),
+        model_override_args=json.loads(cfg.json_model_override_args),
+    )
+    size = parse_dflash_draft_config(draft_hf_config=draft).resolve_block_size(default=None)
+    return None if size is None else int(size)
+
+
+def _choose_backends(server_args: Any, served: str) -> str:
+    """Use the one attention backend that is served; refuse another that was asked for."""
+    from .adapters import compat
+
+    cfg = compat.view(server_args)
+    asked = {
+        flag: getattr(server_args, flag, None)
+        for flag in ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+    }
+    other = {flag: value for flag, value in asked.items() if value not in (None, served)}
+    draft = cfg.speculative_draft_attention_backend
+    if draft not in (None, served):
+        other["speculative_draft_attention_backend"] = draft
+    if other:
+        listed = ", ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in other.items())
+        raise ValueError(f"DDTREE verifies with the {served} attention backend in this version, but got {listed}.")
+    if compat.attention_backends(server_args) != {served}:
+        compat.declare(server_args, attention_backend=served)
+    if draft is None and served == "triton":
+        compat.declare(server_args, speculative_draft_attention_backend=served)
+    return served

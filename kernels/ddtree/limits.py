@@ -1,0 +1,150 @@
+"""What this version does not serve, and says so: at start for a configuration, with an error reply for a request.
+
+Nothing here degrades silently. A configuration that has not been tested with a tree is refused before any model is
+loaded; a request that needs more than greedy decoding is answered with an error that says what to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Rule(NamedTuple):
+    """One refusal: ``found`` returns a description of the offending setting, or ``None``."""
+
+    name: str
+    found: Callable[[Any], str | None]
+    why: str
+
+
+def _more_than_one(field: str, flag: str) -> Callable[[Any], str | None]:
+    def found(cfg: Any) -> str | None:
+        value = getattr(cfg, field, None)
+        return f"{flag} {value}" if value is not None and int(value) > 1 else None
+
+    return found
+
+
+def _is_set(field: str, flag: str, *unset: Any) -> Callable[[Any], str | None]:
+    def found(cfg: Any) -> str | None:
+        value = getattr(cfg, field, None)
+        return f"{flag} {value}" if value not in (None, False, "", *unset) else None
+
+    return found
+
+
+START_RULES: tuple[Rule, ...] = (
+    Rule("tp", _more_than_one("tp_size", "--tp-size"), "the candidates of vocabulary shards are not merged yet"),
+    Rule("pp", _more_than_one("pp_size", "--pp-size"), "DFLASH itself has no pipeline parallelism"),
+    Rule("dp", _more_than_one("dp_size", "--dp-size"), "not tested"),
+    Rule("dp-attention", _is_set("enable_dp_attention", "--enable-dp-attention"), "not tested"),
+    Rule("page", _more_than_one("page_size", "--page-size"), "only single-slot pages are tested"),
+    Rule(
+        "window",
+        _is_set("speculative_draft_window_size", "--speculative-draft-window-size"),
+        "a compact draft cache is not tested with a tree",
+    ),
+    Rule("lora", _is_set("enable_lora", "--enable-lora"), "not tested"),
+    Rule("disaggregation", _is_set("disaggregation_mode", "--disaggregation-mode", "null"), "not tested"),
+    Rule("adaptive", _is_set("speculative_adaptive", "--speculative-adaptive"), "the budget is DDTREE's own"),
+    Rule(
+        "deterministic",
+        _is_set("enable_deterministic_inference", "--enable-deterministic-inference"),
+        "verification has another batch shape than decoding",
+    ),
+    Rule("hierarchical-cache", _is_set("enable_hierarchical_cache", "--enable-hierarchical-cache"), "not tested"),
+    Rule("mixed-chunk", _is_set("enable_mixed_chunk", "--enable-mixed-chunk"), "not tested"),
+    Rule("two-batch", _is_set("enable_two_batch_overlap", "--enable-two-batch-overlap"), "not tested"),
+)
+
+
+def refuse_configuration(cfg: Any) -> None:
+    """Raise ``ValueError`` naming every setting of ``cfg`` (a view of the server arguments) that is not served."""
+    hits = [(rule, text) for rule in START_RULES if (text := rule.found(cfg)) is not None]
+    if hits:
+        listed = "; ".join(f"{text} ({rule.why})" for rule, text in hits)
+        raise ValueError(f"DDTREE does not support in this version: {listed}.")
+
+
+def refuse_target(model_config: Any, sliding_window: Any, recurrent: bool, lm_head: Any) -> None:
+    """Raise ``ValueError`` when the target is of a kind that a tree would get wrong.
+
+    ``sliding_window`` is the window of the target's runner (``None`` without one), ``recurrent`` whether any layer keeps
+    a recurrent state.
+    """
+    problems: list[str] = []
+    if int(sliding_window or 0) > 0 or getattr(model_config, "is_hybrid_swa", False):
+        problems.append("sliding-window attention (a window over node indices is wrong for a tree)")
+    if recurrent:
+        problems.append("recurrent layers (mamba, linear attention: their state follows a chain, not a tree)")
+    if getattr(model_config, "is_multimodal", False):
+        problems.append("multimodal input (tree positions are one row, it needs three)")
+    weight = getattr(lm_head, "weight", None)
+    if weight is None or not weight.is_floating_point() or weight.element_size() < 2:
+        problems.append("a quantised lm_head (it gives no logits to draft from)")
+    shard = getattr(lm_head, "shard_indices", None)
+    if shard is not None and int(getattr(shard, "num_added_elements", 0)) != 0:
+        problems.append("an lm_head with added vocabulary")
+    _raise("target", problems)
+
+
+def refuse_drafter(draft_model: Any, draft_config: Any) -> None:
+    """Raise ``ValueError`` for drafters whose scores are not plain per-depth marginals.
+
+    Looks at content (attributes of the module and its parsed config), so that releases that know fewer kinds pass.
+    """
+    problems: list[str] = []
+    if getattr(draft_model, "candidate_selector", None) is not None:
+        problems.append("a candidate selector")
+    kind = getattr(draft_config, "projector_type", None)
+    if kind:
+        problems.append(f"a {kind} head")
+    named = [type(draft_model).__name__, *(name for name, value in vars(draft_config).items() if value)]
+    if any("lilicorr" in name.lower() for name in named):
+        problems.append("a LiLiCorr head")
+    if float(getattr(draft_config, "output_multiplier", None) or 1.0) != 1.0:
+        problems.append("scaled logits (output_multiplier)")
+    _raise("drafter", problems)
+
+
+def _raise(what: str, problems: list[str]) -> None:
+    if problems:
+        raise ValueError(f"DDTREE does not support in this version a {what} with " + "; nor with ".join(problems) + ".")
+
+
+def refuse_request(req: Any) -> tuple[str, str] | None:
+    """Return ``(reason, message)`` when a request needs more than this version serves, else ``None``.
+
+    SGLang turns ``temperature=0`` into ``top_k=1`` before this point, so greedy means ``top_k == 1``.
+    """
+    params = req.sampling_params
+    checks: tuple[tuple[str, bool, str], ...] = (
+        ("sampling", int(params.top_k) != 1, "sampling (temperature above 0; send temperature 0)"),
+        ("logprob", bool(getattr(req, "return_logprob", False)), "return_logprob"),
+        ("hidden_states", bool(getattr(req, "return_hidden_states", False)), "return_hidden_states"),
+        ("grammar", _has_grammar(req, params), "structured output (json_schema, regex, ebnf, structural_tag)"),
+        ("penalty", _has_penalty(params), "frequency, presence or repetition penalties and min_new_tokens"),
+        ("processor", bool(getattr(req, "custom_logit_processor", None)), "custom logit processors"),
+        ("beam", int(getattr(params, "beam_width", None) or 1) > 1, "beam search"),
+        ("multimodal", getattr(req, "multimodal_inputs", None) is not None, "multimodal input"),
+        ("lora", getattr(req, "lora_id", None) is not None, "LoRA adapters"),
+    )
+    for reason, hit, what in checks:
+        if hit:
+            return reason, f"DDTREE speculative decoding does not support {what} in this version."
+    return None
+
+
+def _has_grammar(req: Any, params: Any) -> bool:
+    fields = ("json_schema", "regex", "ebnf", "structural_tag")
+    return getattr(req, "grammar", None) is not None or any(getattr(params, f, None) for f in fields)
+
+
+def _has_penalty(params: Any) -> bool:
+    return (
+        float(getattr(params, "frequency_penalty", 0.0)) != 0.0
+        or float(getattr(params, "presence_penalty", 0.0)) != 0.0
+        or float(getattr(params, "repetition_penalty", 1.0)) != 1.0
+        or int(getattr(params, "min_new_tokens", 0)) > 0
+    )
