@@ -90,6 +90,7 @@ class GitState(Value, frozen=True, kw_only=True):
     shallow: bool = False
     kind: Literal["repository", "worktree", "submodule"] = "repository"
     ownership_trouble: bool = False
+    superproject: str = ""  # work tree that has this one as a submodule
     error: str = ""
 
 
@@ -146,7 +147,7 @@ class Resolution(Value, frozen=True, kw_only=True):
     """What ``import sglang`` finds under one interpreter, working directory and environment."""
 
     interpreter: str
-    context: Literal["service", "neutral", "isolated", "checkout-cwd"]
+    context: Literal["service", "neutral", "isolated", "checkout-cwd", "server"]  # server: of one that runs
     cwd: str = ""
     pythonpath: str = ""
     origin: str = ""  # path of __init__.py, "" when nothing or a namespace

@@ -1,0 +1,74 @@
+"""What earlier runs of the tool left in the state folder: lock, deployment, a run without an end. Read only."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, List, Optional
+
+from . import durable, journal, locks
+from .interpreters import writable
+from .look import Fact, Look
+from .protocol import HostError
+
+
+def default_root() -> str:
+    """The state folder when the inventory names none."""
+    return "/var/lib/ddtree-ops" if os.geteuid() == 0 else os.path.expanduser("~/.local/state/ddtree-ops")
+
+
+def describe(look: Look) -> Dict[str, Any]:
+    """The fields ``state_root, state_root_writable, lock, deployment, interrupted`` of model.Facts."""
+    root = look.text("state_root") or default_root()
+    lock = _quietly(look, lambda: locks.read(root))
+    alive = bool(lock and lock.get("alive"))
+    return {
+        "state_root": root,
+        "state_root_writable": writable(_existing(root)),
+        "lock": _lock(lock) if lock else None,
+        "deployment": _quietly(look, lambda: durable.read_json(os.path.join(root, "deployment.json"))),
+        "interrupted": None if alive else _interrupted(look, root),
+    }
+
+
+def _lock(owner: Dict[str, Any]) -> Fact:
+    return {
+        "run_id": str(owner.get("run_id") or ""),
+        "pid": int(owner.get("pid") or 0),
+        "who": str(owner.get("who") or ""),
+        "since": float(owner.get("since") or 0.0),
+        "message": str(owner.get("message") or ""),
+        "alive": bool(owner.get("alive")),
+    }
+
+
+def _interrupted(look: Look, root: str) -> Optional[Fact]:
+    run = _quietly(look, lambda: journal.unfinished(root))
+    if not run:
+        return None
+    return {
+        "run_id": str(run["run_id"]),
+        "started": float(run["started"]),
+        "last_step": str(run["last_step"]),
+        "message": str(run.get("error") or run["message"]),
+    }
+
+
+def _quietly(look: Look, read: Any) -> Any:
+    try:
+        return read()
+    except (OSError, ValueError) as error:
+        look.warn("state folder: %s" % error)
+    except HostError as error:
+        look.warn("state folder: %s (%s)" % (error.message, error.where))
+    return None
+
+
+def _existing(path: str) -> str:
+    while not os.path.isdir(path) and path != "/":
+        path = os.path.dirname(path)
+    return path
+
+
+def disks(state_root: str, prefixes: List[str]) -> List[str]:
+    """The paths whose free space a plan depends on."""
+    return list(dict.fromkeys([state_root, *prefixes, "/run", "/tmp"]))
