@@ -107,10 +107,7 @@ def origin_host(lab: Lab, make_host: MakeHost) -> TestHost:
 @pytest.fixture(scope="session")
 def cpu_layer(lab: Lab) -> Path:
     """The layer with a SGLang that serves on a CPU; made on first use (a minute and downloads)."""
-    lab.leave()
-    path = layers.cpu_layer()
-    lab.enter()
-    return path
+    return layers.cpu_layer()
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from tests.hosts.snapshot import PROGRAM, VOLATILE, Snapshot
 
 SCRIPT = Path(__file__).with_name("testhost.sh")
 _CLONE_NEWNET = 0x40000000
+_inside: list[Lab] = []  # the lab whose network the test thread is in, if any
 _UNITS = "Id,ActiveState,SubState,MainPID,NRestarts,UnitFileState,FragmentPath,DropInPaths"
 
 
@@ -34,9 +35,22 @@ def _set_network(fd: int) -> None:
         raise OSError(ctypes.get_errno(), "setns")
 
 
+@contextlib.contextmanager
+def outside_network() -> Iterator[None]:
+    """The machine's own network around a block (for a download), wherever the caller is."""
+    was = list(_inside)
+    for lab in was:
+        lab.leave()
+    try:
+        yield
+    finally:
+        for lab in was:
+            lab.enter()
+
+
 @dataclass
 class TestHost:
-    """One running host. ``name`` is h1, h2 ...; ``key`` and ``known_hosts`` are paths that a strict SSH client needs."""
+    """One running host. ``name`` is h1, h2 ...; ``key`` and ``known_hosts`` are paths for a strict SSH client."""
 
     __test__ = False  # not a test class
 
@@ -192,10 +206,12 @@ class Lab:
     def enter(self) -> None:
         """Move this thread into the control namespace; threads and processes started from here on follow."""
         _set_network(self._control)
+        _inside[:] = [self]
 
     def leave(self) -> None:
         """Back to the machine's own network."""
         _set_network(self._own)
+        _inside.clear()
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:

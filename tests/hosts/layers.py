@@ -1,4 +1,4 @@
-"""Read-only layers for test hosts, made of real material and cached: SGLang wheels, an old checkout, a whole CPU server.
+"""Read-only layers for test hosts, made of real material and cached: SGLang wheels, an old checkout, a CPU server.
 
 A layer is a folder that is laid over a host's root, so an installed environment costs a host nothing to start with.
 Each one is made *inside* a throw-away host, at its final path and by that host's own Python, pip and git.
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.hosts.lab import Lab
+from tests.hosts.lab import Lab, outside_network
 
 ORIGINAL_ENV = dict(os.environ)  # before any fixture made it hermetic: pip needs the user's own index settings
 ENVIRONMENT = "/root/ml-env"
@@ -27,7 +27,7 @@ CHECKOUT = "/root/sglang"
 OLD = "0.5.10.post1"  # the last release without DFLASH; its checkout is the origin story's /root/sglang
 WHEELS = ("0.5.13.post1", "0.5.20")
 DIRTY = ("sglang/srt/speculative/eagle_worker_v2.py", "sglang/srt/layers/communicator.py")
-_PAGES = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[2]
 
 
 def cache() -> Path:
@@ -51,7 +51,7 @@ def _distribution(pattern: str, *pip: str) -> Path:
     for folder in folders:
         for found in sorted(folder.glob(pattern)):
             return found
-    with _locked("wheels"):
+    with _locked("wheels"), outside_network():
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--disable-pip-version-check"]
         subprocess.run([*command, "-d", str(folders[-1]), *pip], check=True, env=ORIGINAL_ENV, stdin=subprocess.DEVNULL)
     return next(iter(sorted(folders[-1].glob(pattern))))
@@ -66,7 +66,7 @@ def wheel_file(version: str) -> Path:
 
 def source_file(version: str = OLD) -> Path:
     """The source distribution of an SGLang release; taken as it is, nothing of it is run."""
-    return _distribution(f"sglang-{version}.tar.gz", "--no-binary=:all:", "--no-build-isolation", f"sglang=={version}")
+    return _distribution(f"sglang-{version}.tar.gz", "--no-binary=:all:", f"sglang=={version}")
 
 
 def _layer(lab: Lab, name: str, recipe: str, inputs: list[Path], target: str) -> Path:
@@ -130,14 +130,15 @@ def cpu_layer() -> Path:
     ready = ORIGINAL_ENV.get("DDTREE_TEST_LAYER")
     if ready:
         return Path(ready)
-    done = subprocess.run(
-        ["bash", str(_PAGES / "tests/sglang_cpu/make_env.sh"), str(cache() / "layers" / "cpu")],
-        env=ORIGINAL_ENV,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    with outside_network():
+        done = subprocess.run(
+            ["bash", str(_ROOT / "tests/sglang_cpu/make_env.sh"), str(cache() / "layers" / "cpu")],
+            env=ORIGINAL_ENV,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
     if done.returncode:
         raise RuntimeError(f"make_env.sh: exit {done.returncode} (its words are above)")
     return Path(done.stdout.split()[-1])

@@ -1,8 +1,8 @@
 """The state of a whole host as values: take it before and after, and compare.
 
-A test host's root is an overlay: everything that the host ever wrote lies in one folder, its upper folder, over layers
-that never change. So the manifest of that folder (deleted files are in it too, as white-outs) *is* the state of the whole
-disk, and it is small. Memory file systems (/tmp, /dev/shm, our folder under /run) are walked beside it.
+A test host's root is an overlay: everything that the host ever wrote lies in one folder, its upper folder, over
+layers that never change. So the manifest of that folder (deleted files are in it too, as white-outs) *is* the state
+of the whole disk, and it is small. Memory file systems (/tmp, /dev/shm, our folder under /run) are walked beside it.
 """
 
 from __future__ import annotations
