@@ -121,6 +121,16 @@ class TestHost:
         changes = before.changes(self.snapshot())
         assert not changes, f"{len(changes)} changes on the host:\n" + "\n".join(changes[:40])
 
+    def inventory(self, path: Path, name: str | None = None, **settings: object) -> Path:
+        """Write an inventory with this host alone; ``settings`` (``environment=...``, ``service={...}``) go into its entry.
+
+        Nothing else is needed to log in strictly: the key and the known_hosts file are named in it.
+        """
+        ssh = {"identity_files": [self.key], "known_hosts": [self.known_hosts], "agent": False}
+        entry = {"address": self.address, "user": self.user, "ssh": ssh, **settings}
+        path.write_text(json.dumps({"hosts": {name or self.name: entry}}, indent=2))  # JSON is YAML
+        return path
+
     def ssh_home(self, home: Path) -> None:
         """Make ``home`` the home of a user who can log in here: ~/.ssh/config and ~/.ssh/known_hosts."""
         ssh = home / ".ssh"

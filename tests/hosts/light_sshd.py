@@ -56,7 +56,9 @@ class LightHost:
     name = "light"
     address = "127.0.0.1"
 
-    def __init__(self) -> None:
+    def __init__(self, options: str = "") -> None:
+        """``options`` are further lines for sshd_config; they stand first, and sshd takes the first value it meets."""
+        self.options = options
         self.user = getpass.getuser()
         self.port = 0
         self.dir = Path()
@@ -105,7 +107,8 @@ class LightHost:
             self.port = probe.getsockname()[1]
         sftp = next((path for path in _SFTP if Path(path).exists()), "internal-sftp")
         config = self.dir / "sshd_config"
-        config.write_text(_CONFIG.format(port=self.port, dir=self.dir, user=self.user, sftp=sftp))
+        text = _CONFIG.format(port=self.port, dir=self.dir, user=self.user, sftp=sftp)
+        config.write_text(self.options.format(dir=self.dir) + "\n" + text)
         self._log = (self.dir / "sshd.log").open("wb")
         self._process = subprocess.Popen(
             [sshd, "-D", "-e", "-f", str(config)],
