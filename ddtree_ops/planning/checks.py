@@ -1,0 +1,157 @@
+"""What must be true before a deploy may begin; each check says what it saw and, where it fails, the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..inventory import Host
+from ..model import Check, Facts, Server, Verdict
+from .wanted import Wanted
+
+
+def preconditions(host: Host, facts: Facts, verdict: Verdict, wanted: Wanted) -> tuple[Check, ...]:
+    """The checks that need nothing but facts, verdict and wishes."""
+    found = [*_state(facts), *_environment(facts, verdict)]
+    if wanted.service:
+        found += [*_spec(verdict), *_init(host, facts), *_settings(host), *_running(host, facts, verdict, wanted)]
+    return tuple(found)
+
+
+def takeover_server(facts: Facts, unit: str) -> Server | None:
+    """The running server that ``unit`` names."""
+    return next((server for server in facts.servers if unit and unit in (server.unit, str(server.pid))), None)
+
+
+def _state(facts: Facts) -> Iterator[Check]:
+    if facts.lock is not None and facts.lock.alive:
+        yield Check(
+            name="lock",
+            state="fail",
+            text=f"held by {facts.lock.who or 'another run'} (run {facts.lock.run_id}): {facts.lock.message}",
+            next_step="wait until that run ends",
+        )
+    if facts.interrupted is not None:
+        yield Check(
+            name="interrupted run",
+            state="fail",
+            text=f"run {facts.interrupted.run_id} has no end; its last step was {facts.interrupted.last_step}",
+            next_step="ddtree-ops recover",
+        )
+    if facts.deployment is not None:
+        yield Check(
+            name="deployment",
+            state="fail",
+            text=f"another build or other settings are deployed (run {facts.deployment.run_id})",
+            next_step="ddtree-ops rollback, then deploy again",
+        )
+    if not facts.state_root_writable:
+        yield Check(
+            name="state folder",
+            state="fail",
+            text=f"{facts.state_root} cannot be written",
+            next_step="set `state_root` in the inventory, or `become: true`",
+        )
+
+
+def _environment(facts: Facts, verdict: Verdict) -> Iterator[Check]:
+    interpreter = next((one for one in facts.interpreters if one.path == verdict.environment), None)
+    if interpreter is None:
+        return
+    if not interpreter.writable:
+        yield Check(
+            name="environment",
+            state="fail",
+            text=f"{interpreter.prefix} cannot be written by {facts.host.user}",
+            next_step="connect as its owner, or set `become: true` in the inventory",
+        )
+    if interpreter.enclosing_repository:
+        yield Check(
+            name="environment",
+            state="warn",
+            text=f"lies inside the git work tree {interpreter.enclosing_repository}; that repository is not touched",
+        )
+    how = "pip" if interpreter.has_pip else "uv" if "uv" in facts.tools else "ddtree-ops itself"
+    yield Check(name="installer", state="ok", text=f"{how}, with {interpreter.path}")
+    if "git" not in facts.tools:
+        yield Check(name="git", state="warn", text="not on the host: the tree gets no history, only hashes")
+
+
+def _spec(verdict: Verdict) -> Iterator[Check]:
+    if verdict.spec == "v1":
+        yield Check(
+            name="worker",
+            state="fail",
+            text="this SGLang has speculative decoding v1; the DDTREE worker needs v2 (SGLang 0.5.14 or newer)",
+            next_step="use a newer SGLang, or `deploy --no-service` for tree, patch, install and import probe",
+        )
+
+
+def _init(host: Host, facts: Facts) -> Iterator[Check]:
+    systemd = facts.host.pid1 == "systemd"
+    if host.init == "systemd" and not systemd:
+        yield Check(
+            name="service manager",
+            state="fail",
+            text=f"PID 1 is {facts.host.pid1 or 'unknown'}, not systemd",
+            next_step="set `init: process` for this host; such a service does not survive a reboot",
+        )
+    if host.init == "process":
+        yield Check(name="service manager", state="warn", text="a supervised process group; it does not start at boot")
+    if host.init == "systemd" and systemd and facts.host.euid != 0:
+        yield Check(
+            name="service manager",
+            state="fail",
+            text=f"units of the system need root, and this is {facts.host.user}",
+            next_step="connect as root, set `become: true`, or use `init: process`",
+        )
+
+
+def _settings(host: Host) -> Iterator[Check]:
+    for key in ("target_model", "drafter"):
+        if not getattr(host.service, key):
+            yield Check(
+                name="service",
+                state="fail",
+                text=f"no {key.replace('_', ' ')} is named",
+                next_step=f"set `service: {key}` for {host.name} in the inventory, or use --no-service",
+            )
+
+
+def _running(host: Host, facts: Facts, verdict: Verdict, wanted: Wanted) -> Iterator[Check]:
+    """Who holds the port, and who runs from the environment that will change."""
+    named = takeover_server(facts, wanted.takeover)
+    if wanted.takeover and named is None and not any(unit.name == wanted.takeover for unit in facts.units):
+        yield Check(
+            name="takeover",
+            state="fail",
+            text=f"no unit or server {wanted.takeover} was found",
+            next_step="ddtree-ops locate-source lists the servers that run",
+        )
+    for owner in facts.ports:
+        ours = owner.unit in (host.service.unit, wanted.takeover) or (
+            named is not None and owner.pid in named.processes
+        )
+        if owner.port == host.service.port and not ours:
+            holder = owner.unit or f"process {owner.pid}: {owner.command}"
+            yield Check(
+                name="port",
+                state="fail",
+                text=f"{owner.port} is held by {holder}",
+                next_step=f"name it: --takeover {owner.unit or owner.pid}; or choose another port",
+            )
+    yield from _same_environment(host, facts, verdict, wanted)
+
+
+def _same_environment(host: Host, facts: Facts, verdict: Verdict, wanted: Wanted) -> Iterator[Check]:
+    real = next((one.realpath for one in facts.interpreters if one.path == verdict.environment), "")
+    for server in facts.servers:
+        named = wanted.takeover and wanted.takeover in (server.unit, str(server.pid))
+        if named or server.unit == host.service.unit or server.foreign_namespace:
+            continue
+        if server.interpreter == verdict.environment or (real and server.interpreter == real):
+            yield Check(
+                name="environment in use",
+                state="fail",
+                text=f"{server.unit or f'process {server.pid}'} runs from {verdict.environment} on port {server.port}",
+                next_step=f"--takeover {server.unit or server.pid}: stopped in the window, brought back on failure",
+            )
