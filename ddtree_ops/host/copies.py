@@ -160,6 +160,7 @@ def scan(look: Look, hashes: content.Hashes, place: Place) -> Scanned:
     fact["anchors"] = {path: sources.get(path) for path in look.texts("anchors")}
     ddtree = content.ddtree_state(tree, unrecorded)
     fact.update(ddtree=ddtree.state, ddtree_build_id=ddtree.build_id, foreign_files=list(ddtree.foreign))
+    fact["anchors"].update(hashes.of(tree, ddtree.foreign[:50]))
     fact["version_claimed"] = _claimed_version(place, infos, git)
     return Scanned(fact, sources)
 

@@ -1,1 +1,1 @@
-"""Facts -> Verdict: which copy of SGLang is real, and how the copies differ."""
+"""Facts -> Verdict: which copy of SGLang is real, how the others differ, and what may be done. Pure functions."""
