@@ -122,7 +122,7 @@ class TestHost:
         assert not changes, f"{len(changes)} changes on the host:\n" + "\n".join(changes[:40])
 
     def inventory(self, path: Path, name: str | None = None, **settings: object) -> Path:
-        """Write an inventory with this host alone; ``settings`` (``environment=...``, ``service={...}``) go into its entry.
+        """Write an inventory with this host alone; ``settings`` (``environment=``, ``service=``) go into its entry.
 
         Nothing else is needed to log in strictly: the key and the known_hosts file are named in it.
         """

@@ -80,10 +80,11 @@ def _layer(lab: Lab, name: str, recipe: str, inputs: list[Path], target: str) ->
     with _locked(done.name):
         if done.is_dir():
             return done
-        part = done.with_suffix(".part")
+        part = done.with_name(f"{done.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         inside = part / target.lstrip("/")
         inside.mkdir(parents=True)
+        (part / "root").mkdir(exist_ok=True)
         (part / "root").chmod(0o700)  # a layer's folder replaces the image's: sshd wants /root closed
         binds = [f"{inside}:{target}:rw", *(f"{p.parent}:/in/{i}" for i, p in enumerate(inputs))]
         host = lab.add(binds=binds)
