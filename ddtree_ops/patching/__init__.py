@@ -15,13 +15,16 @@ from .payload import Payload, build_id, build_json, load_payload, release_id
 from .plan import Decision, FileChange, PatchPlan, decide, load_all, plan_patch, select_series
 from .recipe import Recipe, load_recipe, recognised_paths, touched_paths
 from .series import Series, load_series, make_git_series
+from .states import FileStatus, PayloadStatus, payload_status
 from .trees import content_hash, open_tree
 
 __all__ = [
     "Decision",
     "FileChange",
+    "FileStatus",
     "PatchPlan",
     "Payload",
+    "PayloadStatus",
     "Recipe",
     "Series",
     "build_id",
@@ -34,6 +37,7 @@ __all__ = [
     "load_series",
     "make_git_series",
     "open_tree",
+    "payload_status",
     "plan_patch",
     "recognised_paths",
     "release_id",

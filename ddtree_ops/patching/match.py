@@ -10,6 +10,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 Scope = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _IGNORED = {"ctx", "type_comment", "kind", "type_params"}
+_WITH_BODY = {"body", "orelse", "finalbody", "handlers", "decorator_list"}
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def matches(pattern: ast.AST, node: ast.AST) -> bool:
         return False
     any_body = _any_body(pattern)
     for field, wanted in ast.iter_fields(pattern):
-        if field in _IGNORED or (any_body and field in ("body", "orelse", "finalbody", "handlers")):
+        if field in _IGNORED or (any_body and field in _WITH_BODY):
             continue
         if not _same(wanted, getattr(node, field)):
             return False

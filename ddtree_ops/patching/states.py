@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import AnchorNotFound
 from . import checks
 from .anchors import Source
+from .payload import BUILD_FILE, Payload
 from .recipe import Edit, Recipe
 from .series import Series
 from .text import has_crlf, sha256, to_lf
@@ -64,6 +65,40 @@ def classify(recipe: Recipe, series: Series | None, path: str, data: bytes | Non
     if recorded is not None and has_crlf(data) and sha256(to_lf(data)) == recorded.before:
         return FileStatus(path, "crlf", "pristine but for CRLF line endings")
     return FileStatus(path, "modified", "" if series is not None else "no committed series knows this content")
+
+
+@dataclass(frozen=True)
+class PayloadStatus:
+    """The new files as they are on the host; ``files`` are those that speak for the state."""
+
+    state: Literal["absent", "same", "other-version", "foreign"]
+    files: tuple[str, ...] = ()
+
+
+def payload_status(payload: Payload, present: Mapping[str, str]) -> PayloadStatus:
+    """What the ``ddtree`` files on the host are; ``present`` maps paths relative to the package root to SHA-256.
+
+    A folder with our ``_build.json`` is ours, of this version or another. Anything else at the payload's place, or a
+    flat ``srt/speculative/ddtree_*.py`` as other proposals name them, is foreign and never written over.
+    """
+    inside = {path: digest for path, digest in present.items() if path.startswith(payload.target + "/")}
+    flat = sorted(path for path in present if _flat(path, payload.target))
+    if flat:
+        return PayloadStatus("foreign", tuple(flat))
+    wanted = {f"{payload.target}/{path}": digest for path, digest in payload.hashes.items()}
+    build = f"{payload.target}/{BUILD_FILE}"
+    different = {path for path in inside.keys() | wanted.keys() if inside.get(path) != wanted.get(path)} - {build}
+    if not inside:
+        return PayloadStatus("absent")
+    if not different:
+        return PayloadStatus("same")
+    return PayloadStatus("other-version" if build in inside else "foreign", tuple(sorted(different)))
+
+
+def _flat(path: str, target: str) -> bool:
+    folder, _, name = target.rpartition("/")
+    rest = path.removeprefix(folder + "/")
+    return rest != path and "/" not in rest and rest.replace("_", "").startswith(name) and rest.endswith(".py")
 
 
 def _imports(tree: ast.Module, package: str) -> bool:
