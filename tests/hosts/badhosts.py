@@ -112,7 +112,7 @@ def only_in_container(lab: Lab, make: MakeHost) -> TestHost:
 
 def port_in_use(lab: Lab, make: MakeHost) -> TestHost:
     """Somebody's unit listens on the service's port, and was not named for takeover."""
-    host = make(layers.cpu_layer(), disk="3G")
+    host = make(layers.lab_layer(), layers.cpu_layer(), disk="3G")
     host.write(
         "/etc/systemd/system/other.service",
         "[Service]\nExecStart=/usr/bin/python3 -m http.server 30000 --bind 127.0.0.1 --directory /srv\n",
@@ -122,11 +122,7 @@ def port_in_use(lab: Lab, make: MakeHost) -> TestHost:
     return host
 
 
-SERVICE = {
-    "target_model": "/root/models/target",
-    "drafter": "/root/models/draft",
-    "port": 30000,
-}
+SERVICE = {"target_model": "/root/models/pytiny/target", "drafter": "/root/models/pytiny/draft", "port": 30000}
 CASES = (
     Case("no-sglang", nothing, ("no SGLang", layers.ENVIRONMENT)),
     Case("too-old", too_old, ("0.5.10.post1", "DFLASH", "0.5.11")),

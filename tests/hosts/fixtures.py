@@ -113,7 +113,7 @@ def cpu_layer(lab: Lab) -> Path:
 @pytest.fixture
 def cpu_host(cpu_layer: Path, make_host: MakeHost) -> TestHost:
     """A fresh host that can serve SGLang 0.5.20 on the CPU from /root/ml-env; models in /root/models."""
-    return make_host(cpu_layer, disk="4G")
+    return make_host(layers.lab_layer(), cpu_layer, disk="4G")
 
 
 @pytest.fixture

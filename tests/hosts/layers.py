@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tests.hosts.lab import Lab, outside_network
 
@@ -126,8 +127,37 @@ git status --porcelain | sort | tr '\\n' '|' | grep -qF ' M python/{DIRTY[1]}| M
     return _layer(lab, f"checkout-{version}", recipe, [source_file(version)], CHECKOUT)
 
 
+def lab_layer() -> Path:
+    """/root/lab and /root/models as the repository has them now: CPU run-time patches and the trained pair.
+
+    Laid over the CPU environment, so that a change here does not rebuild that.
+    """
+    parts = {"lab/stubs": "sglang_cpu/stubs", "lab/runtime": "sglang_cpu/runtime", "models/pytiny": "models/pytiny"}
+    tests = _ROOT / "tests"
+    files = {
+        f"root/{place}/{path.relative_to(tests / source)}": path
+        for place, source in parts.items()
+        for path in sorted((tests / source).rglob("*"))
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    digest = hashlib.sha256()
+    for name, path in files.items():
+        digest.update(name.encode() + b"\0" + path.read_bytes())
+    done = cache() / "layers" / f"lab-{digest.hexdigest()[:12]}"
+    with _locked("lab"):
+        if not done.is_dir():
+            part = done.with_name(f"{done.name}.part")
+            shutil.rmtree(part, ignore_errors=True)
+            for name, path in files.items():
+                (part / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, part / name)
+            (part / "root").chmod(0o700)
+            part.rename(done)
+    return done
+
+
 def cpu_layer() -> Path:
-    """A whole SGLang 0.5.20 that serves on a CPU, with the tiny models (tests/sglang_cpu/make_env.sh)."""
+    """A whole SGLang 0.5.20 that serves on a CPU (tests/sglang_cpu/make_env.sh); put ``lab_layer()`` over it."""
     ready = ORIGINAL_ENV.get("DDTREE_TEST_LAYER")
     if ready:
         return Path(ready)
@@ -143,3 +173,23 @@ def cpu_layer() -> Path:
     if done.returncode:
         raise RuntimeError(f"make_env.sh: exit {done.returncode} (its words are above)")
     return Path(done.stdout.split()[-1])
+
+
+def cpu_service(port: int = 30000, lab: str = "/root/lab", models: str = "/root/models/pytiny") -> dict[str, Any]:
+    """The ``service:`` part of an inventory entry for a host with the CPU layer: what a GPU host would not need."""
+    return {
+        "target_model": f"{models}/target",
+        "drafter": f"{models}/draft",
+        "port": port,
+        "budget": 16,
+        "extra_flags": (
+            "--device cpu --attention-backend torch_native --dtype bfloat16"
+            " --mem-fraction-static 0.3 --max-total-tokens 4096"
+        ).split(),
+        "environment": {
+            "PYTHONPATH": f"{lab}/stubs:{lab}/runtime",
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "TRITON_INTERPRET": "1",
+            "HF_HUB_OFFLINE": "1",
+        },
+    }
