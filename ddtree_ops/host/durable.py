@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 from typing import Any, Optional
 
@@ -38,9 +39,9 @@ def sync_filesystem(path: str) -> None:
 
 
 def temporary_name(path: str) -> str:
-    """A name beside ``path`` for its next content; the same for every process id, so that leftovers are known."""
+    """The name beside ``path`` for its next content: always the same (one run at a time), so a leftover is found."""
     folder, name = os.path.split(path)
-    return os.path.join(folder, ".%s.ddtree-ops-%d" % (name, os.getpid()))
+    return os.path.join(folder, ".%s.ddtree-ops" % name)
 
 
 def replace_bytes(
@@ -95,3 +96,12 @@ def discard(path: str) -> None:
         os.unlink(path)
     except FileNotFoundError:
         pass
+
+
+def discard_folder(path: str) -> None:
+    """Remove the folder ``path`` if it is there and holds nothing but bytecode; otherwise leave it."""
+    shutil.rmtree(os.path.join(path, "__pycache__"), ignore_errors=True)
+    try:
+        os.rmdir(path)
+    except OSError:
+        pass  # absent, or something that is not ours lies in it

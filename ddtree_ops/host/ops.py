@@ -97,14 +97,14 @@ class Work:
         except OSError as error:
             return commands.Ran(-1, b"", b"", "%s: %s" % (argv[0], error.strerror or error))
         name = os.path.basename(argv[0])
-        started = time.monotonic()
+        started, pending = time.monotonic(), stdin or None
         try:
             while True:
                 try:
-                    out, err = child.communicate(stdin or None, timeout=0.5)
+                    out, err = child.communicate(pending, timeout=0.5)
                     return commands.Ran(child.returncode, out, err)
                 except subprocess.TimeoutExpired:
-                    seconds = time.monotonic() - started
+                    seconds, pending = time.monotonic() - started, None  # its input is on its way already
                 if seconds > timeout:
                     return commands.Ran(-1, b"", b"", "%s: no end in %g s" % (name, timeout))
                 self.emit({"kind": "running", "step": step or name, "seconds": round(seconds, 1)})

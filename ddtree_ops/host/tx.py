@@ -134,7 +134,8 @@ def check_place(state_root: str, writes: Iterable[str], need_bytes: int, params:
 
 def enter(state_root: str, run_id: str, params: Params) -> None:
     """Make the state folder and take the lock; what another run left unfinished meanwhile is refused again."""
-    os.makedirs(state_root, 0o700, exist_ok=True)
+    os.umask(0o022)  # the service's account must be able to read the trees; what is secret says so by its own mode
+    os.makedirs(state_root, 0o755, exist_ok=True)
     locks.acquire(state_root, run_id, str(params.get("who") or ""), str(params.get("message") or ""))
     try:
         refuse_if_interrupted(state_root)

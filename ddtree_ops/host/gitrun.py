@@ -1,0 +1,116 @@
+"""git for our own trees: nobody's configuration, hooks, templates, signatures or locks but ours, and no network."""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, List, Optional, Sequence
+
+from . import commands, durable
+from .ops import Work
+from .protocol import HostError
+
+#: Settings on the command line outrank those of any repository.
+_FORCED = (
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "core.untrackedCache=false",
+    "core.autocrlf=false",
+    "core.safecrlf=false",
+    "core.attributesFile=/dev/null",
+    "core.excludesFile=/dev/null",
+    "core.looseCompression=1",
+    "commit.gpgSign=false",
+    "gc.auto=0",
+    "maintenance.auto=false",
+    "protocol.allow=never",
+    "advice.detachedHead=false",
+    "user.name=ddtree-ops",
+    "user.email=ddtree-ops@localhost",
+    "user.useConfigOnly=true",
+)
+
+
+class Git:
+    """git in one repository: ``folder`` is the work tree, ``folder/.git`` the repository."""
+
+    def __init__(self, work: Work, folder: str, executable: str) -> None:
+        self._work = work
+        self._executable = executable
+        self._environment = environment(work)
+        self.folder = folder
+        self.git_dir = os.path.join(folder, ".git")
+
+    def ask(self, *words: str, env: Optional[Dict[str, str]] = None, stdin: bytes = b"") -> commands.Ran:
+        """Run ``git words...``; the caller looks at the outcome."""
+        argv: List[str] = [self._executable, "--git-dir=" + self.git_dir, "--work-tree=" + self.folder]
+        for setting in _FORCED:
+            argv += ["-c", setting]
+        full = dict(self._environment, **(env or {}))
+        return self._work.run([*argv, *words], env=full, cwd=self.folder, timeout=300.0, stdin=stdin, step="git")
+
+    def must(self, *words: str, env: Optional[Dict[str, str]] = None, stdin: bytes = b"") -> str:
+        """As :meth:`ask`, stripped output; raises ``git_failed`` when git does."""
+        ran = self.ask(*words, env=env, stdin=stdin)
+        if not ran.ok:
+            raise HostError(
+                "git_failed",
+                "git %s: %s" % (words[0], ran.complaint()),
+                where=self.folder,
+                details={"stderr": ran.err.decode("utf-8", "replace")[-2000:]},
+            )
+        return ran.text().strip()
+
+    def init(self, object_format: str = "sha1", branch: str = "ddtree") -> None:
+        """Make the repository, without templates; bytes go in and out as they are."""
+        argv = ["init", "-q", "--template="]
+        if object_format != "sha1":
+            argv.append("--object-format=" + object_format)
+        self.must(*argv)
+        self.must("symbolic-ref", "HEAD", "refs/heads/" + branch)
+        os.makedirs(os.path.join(self.git_dir, "info"), exist_ok=True)
+        with open(os.path.join(self.git_dir, "info", "attributes"), "w", encoding="ascii") as handle:
+            handle.write("* -text -ident -filter -working-tree-encoding\n")
+
+    def commit_all(self, message: str, paths: Sequence[str] = (".",), ignored: bool = True) -> str:
+        """Commit what is in ``paths`` (also what .gitignore names, if ``ignored``), never bytecode; "" when there is
+        nothing to commit."""
+        self.must("add", "-A", *(["-f"] if ignored else []), "--", *paths, ":(exclude,glob)**/__pycache__/**")
+        if self.ask("diff", "--cached", "--quiet").code == 0 and self.head():
+            return ""
+        self.must("commit", "-q", "--no-verify", "--allow-empty", "-F", "-", stdin=message.encode("utf-8"))
+        return self.head()
+
+    def head(self) -> str:
+        """The commit that HEAD names, "" before the first one."""
+        ran = self.ask("rev-parse", "-q", "--verify", "HEAD^{commit}")
+        return ran.text().strip() if ran.ok else ""
+
+
+def find() -> str:
+    """The host's git, "" when it has none."""
+    return commands.which("git")
+
+
+def environment(work: Work) -> Dict[str, str]:
+    """Environment of every git that we run. Old gits know neither GIT_CONFIG_GLOBAL nor safe.directory on the command
+    line, so there is a home folder with the one setting that they need."""
+    home = os.path.join(work.snapshots, "home")
+    config = os.path.join(home, ".gitconfig")
+    if not os.path.exists(config):
+        os.makedirs(home, 0o700, exist_ok=True)
+        durable.replace_bytes(config, b"[safe]\n\tdirectory = *\n", 0o600)
+    return commands.clean_environment(
+        {
+            "HOME": home,
+            "XDG_CONFIG_HOME": home,
+            "GIT_CONFIG_GLOBAL": config,
+            "GIT_CONFIG_SYSTEM": "/dev/null",
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_OPTIONAL_LOCKS": "0",
+            "GIT_NO_LAZY_FETCH": "1",
+            "GIT_NO_REPLACE_OBJECTS": "1",
+            "GIT_TERMINAL_PROMPT": "0",
+            "GIT_LFS_SKIP_SMUDGE": "1",
+            "GIT_ATTR_NOSYSTEM": "1",
+        }
+    )
