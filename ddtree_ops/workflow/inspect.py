@@ -1,0 +1,82 @@
+"""Commands that only look: locate-source, init, config show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..inventory import Host
+from .session import each, hosts_of, linked, look
+
+if TYPE_CHECKING:
+    from ..cli import Context
+
+
+def locate(context: Context, takeover: str | None) -> int:
+    """``locate-source``: the table, then the verdict in one sentence; exit 4 without a strategy."""
+    from ..ui import locate as ui
+
+    inventory, hosts = hosts_of(context)
+    documents = []
+
+    def one(host: Host) -> int:
+        with linked(context, host) as link:
+            survey = look(link, host, inventory.beside, takeover or "")
+        if context.output.json:
+            documents.append(ui.document(host.name, survey.facts, survey.verdict))
+        else:
+            ui.show(context.output.out, host.name, survey.facts, survey.verdict)
+        return 4 if survey.verdict.strategy == "refuse" else 0
+
+    code = each(context, hosts, one)
+    if context.output.json:
+        context.output.document("locate-source", {"hosts": documents})
+    return code
+
+
+def init(context: Context, name: str | None, output: Path | None) -> int:
+    """``init``: an inventory entry from a server that runs."""
+    from ..initialise import add_entry, entry_from
+    from .session import UsageError
+
+    inventory, hosts = hosts_of(context)
+    if len(hosts) != 1:
+        raise UsageError("init takes one host", next_step="give one --host")
+    host = hosts[0]
+    with linked(context, host) as link:
+        survey = look(link, host, inventory.beside)
+    entry = entry_from(host, survey.facts, name or "")
+    if output is None:
+        print(entry.text, end="")
+    else:
+        add_entry(output, entry)
+        context.output.note(
+            f"{entry.name} was written to {output}; look it over, then: ddtree-ops plan --host {entry.name}"
+        )
+    for note in entry.notes:
+        context.output.note(f"note: {note}", style="yellow")
+    return 0
+
+
+def show_config(context: Context, origin: bool) -> int:
+    """``config show``: every setting of a host, with ``--origin`` where it comes from."""
+    from ..inventory import shown
+
+    inventory, hosts = hosts_of(context)
+    rows = {host.name: shown(host) for host in hosts}
+    if context.output.json:
+        body = {
+            name: {key: {"value": value, "origin": where} for key, value, where in found}
+            for name, found in rows.items()
+        }
+        context.output.document("config show", {"inventory": str(inventory.path or ""), "hosts": body})
+        return 0
+    from rich.table import Table
+
+    for name, found in rows.items():
+        table = Table("setting", "value", *(["origin"] if origin else []), title=name, title_justify="left", box=None)
+        for key, value, where in found:
+            text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            table.add_row(key, text, *([where] if origin else []))
+        context.output.out.print(table)
+    return 0

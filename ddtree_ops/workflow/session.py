@@ -1,0 +1,176 @@
+"""Hosts of a run, and the look at one of them that every command begins with."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..errors import DdtreeError, UsageError, worst
+from ..inventory import Host, Inventory, load
+from ..model import Copy, Facts, Verdict
+from ..patching.plan import load_all, select_series
+from ..patching.recipe import Recipe, load_recipe, touched_paths
+from ..patching.series import Series
+from ..remote.channel import Link
+from ..remote.connection import connect
+from ..resources import data_dir
+from ..source.releases import anchor_paths, with_versions
+from ..source.verdict import decide
+from ..source.wanted import SeriesKey, WantedService
+
+if TYPE_CHECKING:
+    from ..cli import Context
+
+FACTS_TIMEOUT = 120.0
+
+
+@dataclass(frozen=True)
+class Patches:
+    """The recipe and the folder that it lies in."""
+
+    folder: Path
+    recipe: Recipe
+
+    @classmethod
+    def load(cls, beside: Path | None) -> Patches:
+        """The patches in force."""
+        folder = data_dir("patches", beside)
+        return cls(folder, load_recipe(folder / "recipe.yaml"))
+
+
+@dataclass(frozen=True)
+class Survey:
+    """One look at a host: facts, verdict, and the series that fits."""
+
+    host: Host
+    facts: Facts
+    verdict: Verdict
+    patches: Patches
+    series: Series | None
+
+    @property
+    def live(self) -> Copy:
+        """The live copy; only for a verdict that names one."""
+        return next(copy for copy in self.facts.copies if copy.id == self.verdict.live)
+
+
+def hosts_of(context: Context, **overrides: Any) -> tuple[Inventory, tuple[Host, ...]]:
+    """The hosts that ``--host`` names (or the default host), with the command line's settings on top."""
+    inventory = load(context.inventory)
+    given = {
+        "ssh.config": str(context.ssh_config) if context.ssh_config else None,
+        "ssh.accept_host_key": context.host_key,
+    }
+    return inventory, inventory.select(
+        context.hosts, {**given, **{k.replace("__", "."): v for k, v in overrides.items()}}
+    )
+
+
+def each(context: Context, hosts: tuple[Host, ...], run: Callable[[Host], int]) -> int:
+    """Run for every host in turn; an error of one does not keep the others from their turn. The worst exit code wins.
+
+    With one host the error goes on to the caller, so that a ``--json`` run ends in one error document.
+    """
+    if len(hosts) == 1:
+        return run(hosts[0])
+    codes: list[int] = []
+    for host in hosts:
+        try:
+            codes.append(run(host))
+        except DdtreeError as error:
+            context.output.error(error, host.name)
+            codes.append(error.exit_code)
+    return worst(codes)
+
+
+@contextmanager
+def linked(context: Context, host: Host) -> Iterator[Link]:
+    """The conversation with a host; warnings about the connection are shown."""
+
+    def listen(event: dict[str, Any]) -> None:
+        if event.get("kind") == "warning":
+            context.output.note(f"warning: {event.get('text', '')}", style="yellow")
+        else:
+            context.output.detail(3, str(event))
+
+    with connect(host, on_event=listen) as link:
+        yield link
+
+
+def look(link: Link, host: Host, beside: Path | None, takeover: str = "") -> Survey:
+    """Facts and verdict. Writes nothing on the host."""
+    patches = Patches.load(beside)
+    keys = [series_key(series) for series in load_all(patches.folder)]
+    named = takeover or host.takeover
+    params = {
+        "environment": host.environment or None,
+        "checkouts": list(host.checkouts),
+        "unit": named or None,
+        "our_unit": host.service.unit,
+        "working_directory": host.service.working_directory,
+        "service_environment": dict(host.service.environment),
+        "port": host.service.port,
+        "target_model": host.service.target_model,
+        "drafter": host.service.drafter,
+        "state_root": host.state_root,
+        "anchors": list(anchor_paths(keys)),
+    }
+    facts = with_versions(msgspec.convert(link.call("facts", params, timeout=FACTS_TIMEOUT), Facts), keys)
+    wanted = WantedService(
+        environment=host.environment,
+        takeover=named,
+        port=host.service.port,
+        working_directory=host.service.working_directory,
+        variables=dict(host.service.environment),
+    )
+    verdict = decide(facts, wanted, keys)
+    live = next((copy for copy in facts.copies if copy.id == verdict.live), None)
+    series = select_series(patches.folder, live.anchors) if live is not None else None
+    return Survey(host=host, facts=facts, verdict=verdict, patches=patches, series=series)
+
+
+def series_key(series: Series) -> SeriesKey:
+    """What the verdict needs to recognise a series."""
+    files = series.meta.files
+    return SeriesKey(
+        name=series.name,
+        release=series.meta.release,
+        spec=series.meta.spec,
+        content_hash=series.meta.base.content_hash,
+        before={**series.meta.identity, **{state.path: state.before for state in files}},
+        after={state.path: state.after for state in files},
+    )
+
+
+def live_files(link: Link, survey: Survey) -> dict[str, bytes]:
+    """The bytes of the files that the recipe touches, from the live copy; absent ones left out."""
+    wanted = {"base": survey.live.root, "paths": list(touched_paths(survey.patches.recipe))}
+    found = link.call("read_files", wanted, timeout=60.0)["files"]
+    return {item["path"]: base64.b64decode(item["content"]) for item in found if "content" in item}
+
+
+def consent(context: Context, yes: bool, question: str) -> None:
+    """Return when the user agrees.
+
+    Raises:
+        UsageError: no terminal and no ``--yes``, or the answer is no (exit 2; nothing was changed).
+    """
+    if yes:
+        return
+    if context.output.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(
+            "this changes the host, and nobody is there to ask",
+            why="no terminal, and neither --yes nor DDTREE_OPS_YES=1 was given",
+            next_step="look at the plan, then run again with --yes",
+        )
+    import click
+
+    if not click.confirm(question, default=False, err=True):
+        raise UsageError("not done: the answer was no", next_step="nothing was changed")

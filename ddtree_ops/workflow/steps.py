@@ -1,0 +1,257 @@
+"""The steps of a deploy: each turns a part of the plan into operations of the transaction.
+
+A step gets the :class:`Run` (plan, open transaction, options) and the playbook's parameters for it. It undoes nothing
+by itself: every operation recorded its own way back on the host before it changed anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import posixpath
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..applying.transaction import Transaction
+from ..bench import smoke
+from ..errors import Unhealthy
+from ..inventory import Host
+from ..model import Facts
+from ..patching.text import sha256
+from ..planning.checks import takeover_server
+from ..planning.plan import Prepared
+from ..planning.service_spec import reference
+from ..planning.wanted import Wanted
+from ..service import units
+from ..service.settings import ServiceSpec
+from ..ui.progress import Steps
+
+
+@dataclass
+class Run:
+    """One deploy under way. ``seen`` collects what the steps found, by step name; it ends in the report."""
+
+    host: Host
+    facts: Facts
+    wanted: Wanted
+    prepared: Prepared
+    tx: Transaction
+    progress: Steps
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    seen: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> ServiceSpec:
+        """The service; only steps of the service ask for it."""
+        assert self.prepared.spec is not None
+        return self.prepared.spec
+
+    def do(self, op: str, params: Mapping[str, Any], timeout: float | None = 600.0) -> dict[str, Any]:
+        """Run one operation on the host."""
+        return self.tx.do(op, params, timeout=timeout, on_event=self.progress.event)
+
+
+Step = Callable[[Run, Mapping[str, Any]], None]
+
+
+def derive(run: Run, params: Mapping[str, Any]) -> None:
+    """The derived tree with its pristine commit."""
+    plan, live, layout = run.prepared.plan, run.prepared.live, run.prepared.layout
+    common = {"release_id": layout.release_id, "package_dir": live.root, "release": run.prepared.build.release}
+    if plan.verdict.strategy == "checkout":
+        assert live.git is not None
+        extra = {"toplevel": live.git.toplevel, "head": live.git.head, "content_hash": live.content_hash}
+        run.seen["derive"] = run.do("borrow_checkout", {**common, **extra})
+        return
+    owner = next((info.path for info in live.dist_infos if info.recorded), "")
+    run.seen["derive"] = run.do("derive_tree", {**common, "dist_info": owner, "content_hash": live.content_hash})
+    _commit(run, "pristine", f"SGLang {run.prepared.build.release} as installed in {live.environment or live.root}")
+
+
+def payload(run: Run, params: Mapping[str, Any]) -> None:
+    """The ddtree package with its ``_build.json``."""
+    files = run.prepared.build.payload_files
+    run.seen["payload"] = _write(run, [_file(path, data, "") for path, data in files.items()])
+
+
+def patch(run: Run, params: Mapping[str, Any]) -> None:
+    """SGLang's own files as patched, and the commit that shows exactly our change."""
+    changes = run.prepared.build.patch.changes
+    files = [_file(change.path, change.after_bytes, change.before_sha) for change in changes]
+    run.seen["patch"] = _write(run, files)
+    build = run.prepared.build
+    _commit(run, "patch", f"DDTREE: patch and payload by ddtree-ops, build {build.build_id}")
+
+
+def editable(run: Run, params: Mapping[str, Any]) -> None:
+    """The editable install; everything that leaves the environment is kept for the way back."""
+    layout, verdict = run.prepared.layout, run.prepared.plan.verdict
+    uv = run.facts.tools.get("uv", "")
+    request = {"interpreter": verdict.environment, "tree": layout.project, "package_dir": layout.package, "uv": uv}
+    run.seen["editable"] = run.do("install_editable", request, timeout=900.0)
+
+
+def probe(run: Run, params: Mapping[str, Any]) -> None:
+    """What the service would import, asked the way it will ask."""
+    spec, layout, build = run.prepared.spec, run.prepared.layout, run.prepared.build
+    expected = {posixpath.join(layout.package, path): digest for path, digest in expected_hashes(run).items()}
+    request = {
+        "interpreter": run.prepared.plan.verdict.environment,
+        "package_dir": layout.package,
+        "env": spec.env() if spec else dict(run.host.service.environment),
+        "cwd": run.host.service.working_directory or "/",
+        "expected": expected,
+        "build_id": build.build_id,
+    }
+    run.seen["probe"] = run.do("import_probe", request, timeout=180.0)
+
+
+def unit(run: Run, params: Mapping[str, Any]) -> None:
+    """The unit (or the process runner's file) and the secrets."""
+    assert run.prepared.unit is not None
+    run.seen["unit"] = run.do("unit_install", _unit_request(run, run.spec, run.prepared.unit.text))
+
+
+def takeover(run: Run, params: Mapping[str, Any]) -> None:
+    """The old server: its greedy answers as baseline if it serves the same target, then stopped and disabled."""
+    server = takeover_server(run.facts, run.wanted.takeover)
+    name = server.unit if server is not None and server.unit else run.wanted.takeover
+    port = server.port if server is not None else run.host.service.port
+    old = {"unit": name, "init": "systemd", "address": _loopback(server.address if server else ""), "port": port}
+    if server is not None and server.model_path == run.host.service.target_model:
+        run.seen["baseline"] = run.do("greedy_record", {"service": old, **smoke.greedy_request()})
+    run.seen["takeover"] = run.do("service_stop", {"service": old, "disable": True}, timeout=300.0)
+
+
+def baseline(run: Run, params: Mapping[str, Any]) -> None:
+    """Our unit once without speculation: its greedy answers are what DDTREE's are compared with."""
+    plain = run.spec.variant("NONE")
+    service = reference(plain)
+    run.do("unit_install", _unit_request(run, plain, units.service_unit(plain).text))
+    started = run.do("service_start", {"service": service, "first": True}, timeout=300.0)
+    limits = {"timeout": run.wanted.ready_timeout}
+    run.do("wait_ready", {"service": service, "start": started, **limits}, timeout=None)
+    run.seen["baseline"] = run.do("greedy_record", {"service": service, **smoke.greedy_request()}, timeout=None)
+    run.do("service_stop", {"service": service}, timeout=300.0)
+    unit(run, {})
+
+
+def start(run: Run, params: Mapping[str, Any]) -> None:
+    """Start the service; it is not restarted by itself until it has proven itself."""
+    run.seen["start"] = run.do("service_start", {"service": reference(run.spec), "first": True}, timeout=300.0)
+
+
+def ready(run: Run, params: Mapping[str, Any]) -> None:
+    """Wait until it serves; progress counts, not the clock alone."""
+    limits = {"timeout": params.get("timeout", run.wanted.ready_timeout), "silence": params.get("silence", 300)}
+    request = {"service": reference(run.spec), "start": run.seen.get("start", {}), **limits}
+    run.seen["ready"] = run.do("wait_ready", request, timeout=None)
+
+
+def identity(run: Run, params: Mapping[str, Any]) -> None:
+    """Socket, cgroup, start time, algorithm, and the build that every process imported."""
+    found = run.do("identity", identity_request(run), timeout=120.0)
+    run.seen["identity"] = found
+    if not found.get("ok"):
+        findings = [str(line) for line in found.get("findings", ())]
+        raise Unhealthy(
+            "what answers is not the service that was deployed: " + (findings[0] if findings else "no proof"),
+            where=self_name(run),
+            why="; ".join(findings[1:]),
+            code="identity",
+            details={"findings": findings},
+        )
+
+
+def smoke_bench(run: Run, params: Mapping[str, Any]) -> None:
+    """A handful of requests; fails when the server does not speculate or its greedy answers part at a wide gap."""
+    request = smoke.request(
+        reference(run.spec), max_tokens=int(params.get("max_tokens", 48)), prompts=int(params.get("prompts", 6))
+    )
+    raw = run.do("smoke", {**request, "budget": run.spec.budget}, timeout=None)
+    result = smoke.evaluate(raw, run.seen.get("baseline"))
+    run.seen["smoke"] = result
+    smoke.require(result)
+
+
+def enable(run: Run, params: Mapping[str, Any]) -> None:
+    """Start at boot, and restarts allowed again."""
+    run.seen["enable"] = run.do("service_enable", {"service": reference(run.spec)})
+
+
+def run_command(run: Run, params: Mapping[str, Any]) -> None:
+    """The operator's own command, with an optional command as its way back."""
+    request = {key: params[key] for key in ("argv", "undo", "timeout", "cwd") if key in params}
+    run.seen.setdefault("run", []).append(
+        run.do("run_command", request, timeout=float(params.get("timeout", 600)) + 30)
+    )
+
+
+STEPS: dict[str, Step] = {
+    "derive": derive,
+    "payload": payload,
+    "patch": patch,
+    "unit": unit,
+    "takeover": takeover,
+    "editable": editable,
+    "probe": probe,
+    "baseline": baseline,
+    "start": start,
+    "ready": ready,
+    "identity": identity,
+    "smoke": smoke_bench,
+    "enable": enable,
+    "run": run_command,
+}
+
+
+def expected_hashes(run: Run) -> dict[str, str]:
+    """Path relative to the package root -> SHA-256 of every file that is ours or patched."""
+    build = run.prepared.build
+    return {**{path: sha256(data) for path, data in build.payload_files.items()}, **dict(build.patch.after)}
+
+
+def identity_request(run: Run) -> dict[str, Any]:
+    """What ``identity`` compares the processes with."""
+    layout = run.prepared.layout
+    return {
+        "service": reference(run.spec),
+        "algorithm": "DDTREE",
+        "build_id": run.prepared.build.build_id,
+        "package_dir": layout.package,
+        "expected": {posixpath.join(layout.package, path): digest for path, digest in expected_hashes(run).items()},
+        "not_before": run.seen.get("start", {}).get("started", 0.0),
+    }
+
+
+def self_name(run: Run) -> str:
+    """The service for messages."""
+    return f"{run.spec.unit} on {run.host.name}, port {run.spec.port}"
+
+
+def _unit_request(run: Run, spec: ServiceSpec, text: str) -> dict[str, Any]:
+    secrets = units.secrets_text(run.secrets) if run.secrets else ""
+    return {
+        "service": reference(spec),
+        "text": text,
+        "secrets": secrets,
+        "cache_dir": spec.cache_dir,
+        "user": spec.user,
+    }
+
+
+def _file(path: str, data: bytes, before: str) -> dict[str, Any]:
+    return {"path": path, "data": base64.b64encode(data).decode(), "sha256": sha256(data), "before": before}
+
+
+def _write(run: Run, files: list[dict[str, Any]]) -> dict[str, Any]:
+    return run.do("write_files", {"root": run.prepared.layout.package, "files": files})
+
+
+def _commit(run: Run, tag: str, message: str) -> None:
+    git = run.facts.tools.get("git", "")
+    run.seen[f"commit {tag}"] = run.do("git_commit", {"repo": run.prepared.layout.tree, "git": git, "message": message})
+
+
+def _loopback(address: str) -> str:
+    return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}.get(address, address)
