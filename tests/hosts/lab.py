@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.hosts.snapshot import PROGRAM, VOLATILE, Snapshot
 
@@ -113,6 +114,10 @@ class TestHost:
         )
         return Snapshot.of(manifest, units)
 
+    def differs(self) -> dict[str, Any]:
+        """Where the disk differs from the layers it was started with; see ``Snapshot.effective``."""
+        return self.snapshot().effective([*map(Path, self.layers), self.lab.image()])
+
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
         """Fail when the block leaves anything on the host different: content, mode, owner, mtime, units."""
@@ -174,6 +179,10 @@ class Lab:
             text = (done.stderr + done.stdout).decode(errors="replace").strip()
             raise LabError(f"testhost.sh {' '.join(words)[:200]}: exit {done.returncode}\n{text}")
         return done.stdout.decode(errors="surrogateescape")
+
+    def image(self) -> Path:
+        """The root file system that every host starts from; built on first use (about 90 s)."""
+        return Path(self.script("image", timeout=1800).split()[-1])
 
     @staticmethod
     def missing() -> str | None:

@@ -117,7 +117,7 @@ def checkout_layer(lab: Lab, version: str = OLD) -> Path:
     recipe = f"""
 cd {CHECKOUT}
 git init -q -b main .; git config user.name operator; git config user.email operator@example.invalid
-mkdir python; tar xzf "$1" -C python --strip-components=1
+mkdir python; tar xzf "$1" -C python --strip-components=1 --no-same-owner
 printf '%s\\n' '__pycache__/' '*.egg-info/' > .gitignore
 git add -A; git commit -qm 'Release {version}'; git tag v{version}
 printf '\\n# operator: trace acceptance per layer\\nTRACE_ACCEPTANCE = True\\n' >> python/{DIRTY[0]}
@@ -182,10 +182,10 @@ def cpu_service(port: int = 30000, lab: str = "/root/lab", models: str = "/root/
         "drafter": f"{models}/draft",
         "port": port,
         "budget": 16,
-        "extra_flags": (
-            "--device cpu --attention-backend torch_native --dtype bfloat16"
-            " --mem-fraction-static 0.3 --max-total-tokens 4096"
-        ).split(),
+        "extra_flags": [
+            *("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "bfloat16"),
+            *("--mem-fraction-static", "0.3", "--max-total-tokens", "4096"),
+        ],
         "environment": {
             "PYTHONPATH": f"{lab}/stubs:{lab}/runtime",
             "SGLANG_USE_CPU_ENGINE": "1",

@@ -7,8 +7,12 @@ of the whole disk, and it is small. Memory file systems (/tmp, /dev/shm, our fol
 
 from __future__ import annotations
 
+import hashlib
 import json
+import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 # What the machine itself writes while nobody does anything: logs, random seed, timers' stamps, login records.
@@ -37,6 +41,11 @@ def note(shown, path):
         extra = digest.hexdigest()
     elif stat.S_ISLNK(st.st_mode):
         extra = os.readlink(path)
+    elif stat.S_ISDIR(st.st_mode):
+        try:
+            extra = "opaque" if os.getxattr(path, "trusted.overlay.opaque", follow_symlinks=False) == b"y" else ""
+        except OSError:
+            pass
     elif stat.S_ISCHR(st.st_mode) or stat.S_ISBLK(st.st_mode):
         extra = str(st.st_rdev)
     size = st.st_size if stat.S_ISREG(st.st_mode) else 0
@@ -61,11 +70,15 @@ json.dump(found, sys.stdout)
 """
 
 
+State = tuple[Any, ...]
+_WHITEOUT = ("0o20000", "0")  # kind and device number of what overlayfs puts in the place of a deleted file
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """The state of a host: every path on its disk that is not from a read-only layer, and its service units."""
 
-    paths: dict[str, tuple[Any, ...]]
+    paths: dict[str, State]
     units: dict[str, str]
 
     @classmethod
@@ -94,3 +107,43 @@ class Snapshot:
             if self.units.get(unit) != after.units.get(unit):
                 lines.append(f"unit     {unit}: {self.units.get(unit)} -> {after.units.get(unit)}")
         return lines
+
+    def effective(self, lower: Sequence[Path]) -> dict[str, State | None]:
+        """Where the host's disk differs from its layers: path -> (mode, uid, gid, content), None for deleted.
+
+        A file that was written again with the same content differs in nothing, so this shows what a rollback must have
+        undone; times are left out. ``lower``: the layers, the first on top, and the image.
+        """
+        found: dict[str, State | None] = {}
+        for path, facts in self.paths.items():
+            below = _below(lower, path)
+            state = None if (facts[0], facts[5]) == _WHITEOUT else (*facts[:3], facts[5].removeprefix("opaque"))
+            if state != below:
+                found[path] = state
+            if facts[5] == "opaque":
+                hidden = {f"{path}/{name}" for layer in lower for name in _names(layer / path.lstrip("/"))}
+                found.update(dict.fromkeys(sorted(hidden - self.paths.keys())))
+        return found
+
+
+def _names(folder: Path) -> list[str]:
+    return [one.name for one in folder.iterdir()] if folder.is_dir() and not folder.is_symlink() else []
+
+
+def _below(lower: Sequence[Path], path: str) -> State | None:
+    """(mode, uid, gid, content) of a path in the topmost layer that has it."""
+    for layer in lower:
+        place = layer / path.lstrip("/")
+        try:
+            facts = place.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        content = ""
+        if stat.S_ISREG(facts.st_mode):
+            content = hashlib.sha256(place.read_bytes()).hexdigest()
+        elif stat.S_ISLNK(facts.st_mode):
+            content = str(place.readlink())
+        elif stat.S_ISCHR(facts.st_mode):
+            content = str(facts.st_rdev)
+        return (oct(facts.st_mode), facts.st_uid, facts.st_gid, content)
+    return None

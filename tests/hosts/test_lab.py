@@ -59,6 +59,19 @@ def test_snapshot_sees_content_mode_times_and_deletion(testhost: TestHost) -> No
         assert line in said
 
 
+def test_differs_sees_through_rewritten_and_deleted_files(origin_host: TestHost) -> None:
+    """A rollback writes files again: equal content is no difference, a folder made anew hides what was below it."""
+    before = origin_host.differs()
+    target = f"{layers.CHECKOUT}/python/pyproject.toml"
+    origin_host.run(f"cp -p {target} /tmp/x; rm {target}; mv /tmp/x {target}; touch {layers.ENVIRONMENT}/pyvenv.cfg")
+    assert origin_host.differs() == before
+    origin_host.run(f"rm -r {layers.ENVIRONMENT}/bin; mkdir {layers.ENVIRONMENT}/bin; rm {target}")
+    gone = origin_host.differs()
+    assert gone[target] is None
+    assert gone[f"{layers.ENVIRONMENT}/bin/python3"] is None
+    assert layers.ENVIRONMENT not in gone
+
+
 def test_snapshot_sees_units(testhost: TestHost) -> None:
     testhost.write("/etc/systemd/system/x.service", "[Service]\nExecStart=/bin/sleep 999\n")
     testhost.run("systemctl daemon-reload")
