@@ -92,9 +92,10 @@ _COMPILED = tuple((re.compile(pattern), text) for pattern, text in _PHASES)
 _PERCENT = re.compile(r"(\d{1,3})%\|")
 _ERROR = re.compile(
     r"\b\w*(?:Error|Exception)\b\s*[:(]|\bCRITICAL\b|\bFATAL\b|\bERROR\b|error:|out of memory|No such file|"
-    r"cannot open shared object|undefined symbol|Killed|exited, code=|Failed with result|address already in use",
+    r"cannot open shared object|undefined symbol|address already in use",
     re.IGNORECASE,
 )
+_MANAGER = re.compile(r"Main process exited|Failed with result|Failed at step|Killed")
 _NOISE = re.compile(
     r"Traceback \(most recent call last\)|^\s+File \"|^\s+\^+\s*$|raise_error|ErrorHandler|error_code=0"
 )
@@ -111,10 +112,18 @@ def phase(line: str) -> str:
 
 
 def errors(lines: List[str], most: int = 8) -> List[str]:
-    """The last distinct lines that name an error, without their time stamps, oldest first."""
+    """The last distinct lines that name an error, without their time stamps, oldest first.
+
+    What systemd says about the death ("Failed with result ...") counts only where the service itself said nothing.
+    """
+    found = _distinct(lines, _ERROR, most)
+    return found or _distinct(lines, _MANAGER, most)
+
+
+def _distinct(lines: List[str], pattern: "re.Pattern[str]", most: int) -> List[str]:
     found: List[str] = []
     for line in reversed(lines):
-        if _NOISE.search(line) or not _ERROR.search(line):
+        if _NOISE.search(line) or not pattern.search(line):
             continue
         text = _STAMP.sub("", line).strip()[:500]
         if text and text not in found:

@@ -117,7 +117,7 @@ class Watch:
 
     def _ask(self, state: Dict[str, Any]) -> Tuple[bool, str]:
         """Ask ``/health``, but only a socket of ours: an old server that still holds the port is no good news."""
-        owners = {pid for item in sockets.listeners(self._service.port, state["pids"]) for pid in item.pids}
+        owners = sockets.owners(self._service.port, state["pids"])
         if not owners & set(state["pids"]):
             return False, "port held by pid %d, not ours" % min(owners) if owners else "not listening"
         try:

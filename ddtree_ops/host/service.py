@@ -13,7 +13,7 @@ import stat
 import time
 from typing import Any, Dict, List, Optional
 
-from . import durable, enablement, readiness, sockets, systemd
+from . import durable, enablement, procs, readiness, sockets, systemd
 from .ops import Params, Tx, Work, absolute, need, op, undoer
 from .protocol import Emit, HostError, verb
 from .runner import Service, service_of
@@ -103,9 +103,15 @@ def _write(tx: Tx, service: Service, path: str, text: str, mode: int) -> bool:
     if before == (data or None) and (before is None or stat.S_IMODE(os.stat(path).st_mode) == mode):
         return False
     kept = ""
-    old_mode = 0
+    old: Dict[str, int] = {}
     if before is not None:
-        old_mode = stat.S_IMODE(os.stat(path).st_mode)
+        status = os.stat(path)
+        old = {
+            "mode": stat.S_IMODE(status.st_mode),
+            "uid": status.st_uid,
+            "gid": status.st_gid,
+            "mtime_ns": status.st_mtime_ns,
+        }
         kept = os.path.join(tx.snapshots, "unit-" + hashlib.sha256(path.encode("utf-8")).hexdigest()[:16])
         os.makedirs(tx.snapshots, 0o700, exist_ok=True)
         if not os.path.exists(kept):  # the first one of a run is the one to go back to
@@ -113,7 +119,7 @@ def _write(tx: Tx, service: Service, path: str, text: str, mode: int) -> bool:
     created = _missing_folders(path)
     tx.will(
         "restore_unit_file",
-        {"service": service.ref, "path": path, "kept": kept, "mode": old_mode, "folders": created},
+        {"service": service.ref, "path": path, "kept": kept, "old": old, "folders": created},
         ("replace %s" if before is not None else "write %s" if data else "remove %s") % path,
     )
     for folder in created:
@@ -147,8 +153,12 @@ def restore_unit_file(work: Work, data: Params) -> None:
     """Put the earlier file back, or take the new one away; then systemd reads its units again."""
     path = str(data["path"])
     if data["kept"]:
+        old = dict(data["old"])
         with open(str(data["kept"]), "rb") as file:
-            durable.replace_bytes(path, file.read(), int(data["mode"]))
+            durable.replace_bytes(path, file.read(), int(old["mode"]))
+        if os.geteuid() == 0:
+            os.chown(path, int(old["uid"]), int(old["gid"]))
+        os.utime(path, ns=(time.time_ns(), int(old["mtime_ns"])))
     else:
         durable.discard(path)
     for folder in reversed(data["folders"]):
@@ -210,11 +220,10 @@ def _await_port_free(service: Service, pids: List[int], timeout: float = 15.0) -
         if not found:
             return
         if time.monotonic() > deadline:
-            owners = sorted({pid for item in found for pid in item.pids})
             raise HostError(
                 "port_in_use",
                 "port %d is still held after %s was stopped" % (service.port, service.unit),
-                where="; ".join(map(sockets.describe, owners)) or "a process that this account may not see",
+                where=sockets.describe(pid for item in found for pid in item.pids),
                 next="end it on the host, or choose another port",
             )
         time.sleep(0.2)
@@ -269,11 +278,10 @@ def _refuse_taken_port(service: Service) -> None:
         return
     found = sockets.listeners(service.port)
     if found:
-        owners = sorted({pid for item in found for pid in item.pids})
         raise HostError(
             "port_in_use",
             "port %d is in use" % service.port,
-            where="; ".join(map(sockets.describe, owners)) or "a process that this account may not see",
+            where=sockets.describe(pid for item in found for pid in item.pids),
             next="name its unit with --takeover, or choose another port",
         )
 
@@ -358,7 +366,7 @@ def service_status(params: Params, emit: Emit) -> Params:
     state = service.state()
     found: Dict[str, Any] = {"state": state, "processes": [_process(pid) for pid in state["pids"]]}
     if service.port:
-        found["listeners"] = [item._asdict() for item in sockets.listeners(service.port, state["pids"])]
+        found["listeners"] = [item.as_dict() for item in sockets.listeners(service.port, state["pids"])]
         found["health"] = _health(service)
     if state["active"] == "failed":
         from .logs import errors
@@ -378,30 +386,16 @@ def _health(service: Service) -> Dict[str, Any]:
 
 
 def _process(pid: int) -> Dict[str, Any]:
-    found: Dict[str, Any] = {"pid": pid, "command": "", "rss": 0, "started": 0.0}
+    found = procs.process(pid)
+    if found is None:
+        return {"pid": pid, "command": "", "rss": 0, "started": 0.0}
     try:
-        with open("/proc/%d/cmdline" % pid, "rb") as file:
-            words = [os.fsdecode(word) for word in file.read().split(b"\0") if word]
         with open("/proc/%d/statm" % pid) as file:
-            found["rss"] = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            rss = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
-        return found
-    found["command"] = " ".join(words[:3])
-    found["started"] = started_at(pid)
-    return found
-
-
-def started_at(pid: int) -> float:
-    """When a process started, in seconds since the epoch; 0.0 when it is gone."""
-    from .supervisor import start_time
-
-    ticks = start_time(pid)
-    try:
-        with open("/proc/stat") as file:
-            boot = next(int(line.split()[1]) for line in file if line.startswith("btime"))
-    except (OSError, StopIteration):
-        return 0.0
-    return boot + ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
+        rss = 0
+    command = " ".join(word for word in procs.redact(found.args) if word)[:200]
+    return {"pid": pid, "command": command, "rss": rss, "started": round(found.start_time, 2)}
 
 
 @verb("service_control")

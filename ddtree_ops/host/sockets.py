@@ -1,13 +1,11 @@
-"""Which process listens on a port: from ``/proc/net/tcp`` to the socket's inode to the process that holds it."""
+"""Which process listens on a port, and how to name it in a message."""
 
 from __future__ import annotations
 
 import os
-import socket
-import struct
-from typing import Dict, Iterable, List, NamedTuple, Optional
+from typing import Any, Dict, Iterable, List, NamedTuple, Set
 
-_LISTEN = "0A"
+from . import procs
 
 
 class Listener(NamedTuple):
@@ -15,71 +13,37 @@ class Listener(NamedTuple):
 
     address: str
     port: int
-    inode: int
     pids: List[int]
 
+    def as_dict(self) -> Dict[str, Any]:
+        """For results."""
+        return dict(self._asdict())
 
-def listeners(port: int, among: Optional[Iterable[int]] = None) -> List[Listener]:
+
+def listeners(port: int, among: Iterable[int] = ()) -> List[Listener]:
     """The sockets that listen on ``port``; their owners are looked for in ``among`` first, then everywhere."""
-    found: List[Listener] = []
-    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for fields in _table(name):
-            address, _, number = fields[1].rpartition(":")
-            if fields[3] == _LISTEN and int(number, 16) == port:
-                found.append(Listener(_address(address, family), port, int(fields[9]), []))
+    found = [item for item in procs.listeners() if item.port == port]
     if not found:
         return []
-    owners = _owners({item.inode for item in found}, list(among or ()))
-    return [item._replace(pids=sorted(owners.get(item.inode, ()))) for item in found]
+    inodes = {item.inode for item in found}
+    owners = procs.socket_owners(inodes, among)
+    missing = inodes - set(owners)
+    if missing:
+        owners.update(procs.socket_owners(missing, (int(name) for name in os.listdir("/proc") if name.isdigit())))
+    return [Listener(item.address, port, sorted(owners.get(item.inode, ()))) for item in found]
 
 
-def _table(name: str) -> List[List[str]]:
-    try:
-        with open("/proc/net/" + name) as file:
-            return [line.split() for line in file][1:]
-    except OSError:
-        return []
+def owners(port: int, among: Iterable[int] = ()) -> Set[int]:
+    """The processes that hold a listening socket on ``port``."""
+    return {pid for item in listeners(port, among) for pid in item.pids}
 
 
-def _address(text: str, family: int) -> str:
-    words = [int(text[index : index + 8], 16) for index in range(0, len(text), 8)]
-    return socket.inet_ntop(family, b"".join(struct.pack("=I", word) for word in words))
-
-
-def _owners(inodes: Iterable[int], first: List[int]) -> Dict[int, List[int]]:
-    wanted = {"socket:[%d]" % inode: inode for inode in inodes}
-    found: Dict[int, List[int]] = {}
-    for pids in (first, [int(name) for name in os.listdir("/proc") if name.isdigit()]):
-        for pid in pids:
-            for link in _descriptors(pid):
-                if link in wanted:
-                    found.setdefault(wanted[link], []).append(pid)
-        if len(found) == len(wanted):
-            break
-    return {inode: sorted(set(pids)) for inode, pids in found.items()}
-
-
-def _descriptors(pid: int) -> List[str]:
-    folder = "/proc/%d/fd" % pid
-    links: List[str] = []
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return links
-    for name in names:
-        try:
-            links.append(os.readlink(os.path.join(folder, name)))
-        except OSError:
-            continue
-    return links
-
-
-def describe(pid: int) -> str:
-    """A process for a message: pid, user, command."""
-    try:
-        with open("/proc/%d/cmdline" % pid, "rb") as file:
-            words = file.read().replace(b"\0", b" ").decode("utf-8", "replace").strip()
-        owner = os.stat("/proc/%d" % pid).st_uid
-    except OSError:
-        return "pid %d (gone)" % pid
-    return "pid %d (uid %d: %s)" % (pid, owner, words[:100] or "no command line")
+def describe(pids: Iterable[int]) -> str:
+    """Processes for a message: pid, user, command without secrets."""
+    texts: List[str] = []
+    for pid in sorted(set(pids)):
+        found = procs.process(pid)
+        if found is not None:
+            command = " ".join(procs.redact(found.args))[:120] or "no command line"
+            texts.append("pid %d (uid %d: %s)" % (pid, found.uid, command))
+    return "; ".join(texts) or "a process that this account may not see"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -109,6 +109,18 @@ class ServiceSpec(Value, frozen=True, kw_only=True):
         """The address that the host's own program asks; a wildcard is asked on loopback."""
         host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self.listen, self.listen)
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    def ref(self) -> dict[str, Any]:
+        """The ``service`` object of the host program's verbs and operations (``host/runner.py``)."""
+        return {
+            "unit": self.unit,
+            "init": self.init,
+            "path": self.unit_path,
+            "run_dir": self.run_dir,
+            "secrets_file": self.secrets_path,
+            "address": self.listen,
+            "port": self.port,
+        }
 
     def argv(self) -> tuple[str, ...]:
         """The exact argument vector; raises :class:`ConfigError` for extra flags that contradict a setting."""
