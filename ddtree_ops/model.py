@@ -293,6 +293,7 @@ class Deployment(Value, frozen=True, kw_only=True):
     series: str = ""
     base_hash: str = ""
     patch_hash: str = ""
+    healthy: bool = True
 
 
 class InterruptedRun(Value, frozen=True, kw_only=True):
@@ -325,6 +326,7 @@ class Facts(Value, frozen=True, kw_only=True):
     disks: tuple[Disk, ...] = ()
     models: tuple[ModelFolder, ...] = ()
     state_root: str = ""
+    state_root_exists: bool = False
     state_root_writable: bool = True
     lock: Lock | None = None
     deployment: Deployment | None = None

@@ -17,12 +17,13 @@ def default_root() -> str:
 
 
 def describe(look: Look) -> Dict[str, Any]:
-    """The fields ``state_root, state_root_writable, lock, deployment, interrupted`` of model.Facts."""
+    """The fields about the state folder of model.Facts: where it is, lock, deployment, interrupted run."""
     root = look.text("state_root") or default_root()
     lock = _quietly(look, lambda: locks.read(root))
     alive = bool(lock and lock.get("alive"))
     return {
         "state_root": root,
+        "state_root_exists": os.path.isdir(root),
         "state_root_writable": writable(_existing(root)),
         "lock": _lock(lock) if lock else None,
         "deployment": _quietly(look, lambda: durable.read_json(os.path.join(root, "deployment.json"))),

@@ -1,0 +1,107 @@
+"""``rollback``, ``recover`` and ``purge``: the ways back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..applying import rollback as back
+from ..inventory import Host
+from ..model import Facts
+from ..planning.layout import state_root
+from ..remote.channel import Link
+from ..ui.progress import Steps
+from .session import consent, each, hosts_of, linked, look
+
+if TYPE_CHECKING:
+    from ..cli import Context
+
+Action = Callable[[Link, str, Steps], dict[str, Any]]
+
+
+def rollback(context: Context, yes: bool) -> int:
+    """To the state before the deploy, proven by the root hash."""
+
+    def ask(host: Host, facts: Facts) -> str | None:
+        if facts.deployment is None:
+            return None
+        brings = f" and start {facts.deployment.takeover} again" if facts.deployment.takeover else ""
+        return f"Roll back {facts.deployment.release_id} on {host.name}{brings}?"
+
+    def act(link: Link, root: str, progress: Steps) -> dict[str, Any]:
+        with progress.step("rollback", "Undo the deployment and prove it"):
+            return back.rollback(link, root, on_event=progress.event)
+
+    return _run(context, "rollback", yes, ask, act, "nothing is deployed")
+
+
+def recover(context: Context, yes: bool) -> int:
+    """Undo a run that was interrupted."""
+
+    def ask(host: Host, facts: Facts) -> str | None:
+        if facts.interrupted is None:
+            return None
+        return f"Undo the interrupted run {facts.interrupted.run_id} on {host.name}?"
+
+    def act(link: Link, root: str, progress: Steps) -> dict[str, Any]:
+        with progress.step("recover", "Undo the interrupted run and prove it"):
+            return back.recover(link, root, on_event=progress.event)
+
+    return _run(context, "recover", yes, ask, act, "no run is unfinished")
+
+
+def purge(context: Context, yes: bool) -> int:
+    """Remove the state folder, once nothing is deployed."""
+
+    def ask(host: Host, facts: Facts) -> str | None:
+        if not facts.state_root_exists:
+            return None
+        return f"Remove {state_root(host, facts)} on {host.name}, with releases, journal and snapshots?"
+
+    def act(link: Link, root: str, progress: Steps) -> dict[str, Any]:
+        with progress.step("purge", "Remove the state folder"):
+            return back.purge(link, root, on_event=progress.event)
+
+    return _run(context, "purge", yes, ask, act, "there is nothing of ddtree-ops")
+
+
+def _run(
+    context: Context,
+    command: str,
+    yes: bool,
+    ask: Callable[[Host, Facts], str | None],
+    act: Action,
+    nothing: str,
+) -> int:
+    inventory, hosts = hosts_of(context)
+    results: list[dict[str, Any]] = []
+
+    def one(host: Host) -> int:
+        with linked(context, host) as link:
+            facts = look(link, host, inventory.beside).facts
+            question = ask(host, facts)
+            if question is None:
+                context.output.note(f"{host.name}: {nothing}")
+                results.append({"host": host.name, "outcome": "unchanged"})
+                return 0
+            consent(context, yes, question)
+            with Steps(context.output, host.name) as progress:
+                found = act(link, state_root(host, facts), progress)
+        results.append({"host": host.name, "outcome": "done", **found})
+        if not context.output.json:
+            _show(context, host, found)
+        return 0
+
+    code = each(context, hosts, one)
+    if context.output.json:
+        context.output.document(command, {"hosts": results})
+    return code
+
+
+def _show(context: Context, host: Host, found: dict[str, Any]) -> None:
+    root = str(found.get("root", ""))
+    if root:
+        text = f"{host.name}: as before; root hash {root[:16]} equals the one before the deploy"
+        context.output.out.print(text, style="green", markup=False, soft_wrap=True)
+    for note in found.get("notes", ()):
+        context.output.out.print(f"  {note}", markup=False, soft_wrap=True)
