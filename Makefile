@@ -23,7 +23,7 @@ test: $(VENV)/.ready packages image layer
 	@$(VENV)/bin/python -m pytest $(ARGS)
 
 demo: $(VENV)/.ready packages
-	@$(VENV)/bin/python demo/demo.py $(ARGS)
+	@$(VENV)/bin/python -m demo $(ARGS)
 
 lint: $(VENV)/.ready
 	@$(VENV)/bin/ruff format --check . && $(VENV)/bin/ruff check . && $(VENV)/bin/mypy

@@ -112,10 +112,10 @@ def empty_env_layer(lab: Lab, prefix: str = ENVIRONMENT) -> Path:
     return _layer(lab, "empty-env", f"python3 -m venv {prefix}", [], prefix)
 
 
-def checkout_layer(lab: Lab, version: str = OLD) -> Path:
-    """/root/sglang: a git checkout of a release (its tag is there), with two files that somebody is working on."""
-    recipe = f"""
-cd {CHECKOUT}
+def checkout_recipe(place: str, version: str = OLD) -> str:
+    """Shell text that makes the dirty checkout in the empty folder ``place`` from the source distribution ``$1``."""
+    return f"""
+cd {place}
 git init -q -b main .; git config user.name operator; git config user.email operator@example.invalid
 mkdir python; tar xzf "$1" -C python --strip-components=1 --no-same-owner
 printf '%s\\n' '__pycache__/' '*.egg-info/' > .gitignore
@@ -124,6 +124,11 @@ printf '\\n# operator: trace acceptance per layer\\nTRACE_ACCEPTANCE = True\\n' 
 sed -i '1i # operator: all-reduce fusion is off on this box' python/{DIRTY[1]}
 git status --porcelain | sort | tr '\\n' '|' | grep -qF ' M python/{DIRTY[1]}| M python/{DIRTY[0]}|'
 """
+
+
+def checkout_layer(lab: Lab, version: str = OLD) -> Path:
+    """/root/sglang: a git checkout of a release (its tag is there), with two files that somebody is working on."""
+    recipe = checkout_recipe(CHECKOUT, version)
     return _layer(lab, f"checkout-{version}", recipe, [source_file(version)], CHECKOUT)
 
 
@@ -193,3 +198,15 @@ def cpu_service(port: int = 30000, lab: str = "/root/lab", models: str = "/root/
             "HF_HUB_OFFLINE": "1",
         },
     }
+
+
+def hashes(root: Path) -> dict[str, str]:
+    """Content hash or link target of everything below ``root``, byte code left out."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        if path.is_symlink():
+            found[str(path)] = str(path.readlink())
+        elif path.is_file() and path.suffix != ".pyc":
+            with path.open("rb") as stream:
+                found[str(path)] = hashlib.sha256(stream.read()).hexdigest()
+    return found

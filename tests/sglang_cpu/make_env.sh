@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # make_env.sh - build a folder that makes a test host able to serve SGLang 0.5.20 on a CPU.
 #
-#   [TORCH_INDEX_URL=https://...] make_env.sh DEST [--full] [--python /usr/bin/python3] [--allow-cuda]
+#   [TORCH_INDEX_URL=https://...] make_env.sh DEST [--full] [--python /usr/bin/python3] [--allow-cuda] [--in-place]
 #
 # DEST is a layer that is laid over a test host's root: root/ml-env (Python environment with the unmodified wheel),
 # root/lab (stubs, runtime patches, check.py), root/models (random target and draft; pytiny/ = the trained pair of
@@ -13,11 +13,12 @@
 #
 # The environment is built at its final path /root/ml-env (a bind mount in a private mount namespace), so that console
 # scripts and RECORD are as on a real host. Needs root and a python3 of the host's version (3.11) with the venv module.
+# --in-place builds for DEST/root/ml-env itself, without a mount and without root: for an ordinary user's own machine.
 # --full keeps what only a GPU build needs (CUDA and ROCm files of triton, test and header folders of torch, debug
 # information of libtriton): 2.6 GB instead of 1.6 GB. SGLang's own files are never touched.
 set -euo pipefail
 SELF=$(readlink -f "${BASH_SOURCE[0]}"); here=$(dirname "$SELF")
-ENV=/root/ml-env
+ENV=${MAKE_ENV_AT:-/root/ml-env}
 PAIR=$here/../models/pytiny
 TORCH=torch==2.13.0
 
@@ -75,16 +76,21 @@ import sglang.srt.speculative.dflash_worker_v2, sglang.srt.models.registry' >/de
 }
 
 [ "${1:-}" = _build ] && { build "$2" "$3" "$4" "$5"; exit; }
-dest='' full=no allow=no python=/usr/bin/python3
+dest='' full=no allow=no place=layer python=/usr/bin/python3
 while [ $# -gt 0 ]; do
-  case $1 in --full) full=yes ;; --allow-cuda) allow=yes ;; --python) python=$2; shift ;; -*) sed -n '2,18p' "$SELF" >&2; exit 2 ;; *) dest=$1 ;; esac; shift
+  case $1 in --full) full=yes ;; --allow-cuda) allow=yes ;; --in-place) place=here ;; --python) python=$2; shift ;; -*) sed -n '2,19p' "$SELF" >&2; exit 2 ;; *) dest=$1 ;; esac; shift
 done
-[ -n "$dest" ] || { sed -n '2,18p' "$SELF" >&2; exit 2; }
-[ "$(id -u)" = 0 ] || { echo "make_env: needs root (private mount namespace)" >&2; exit 77; }
+[ -n "$dest" ] || { sed -n '2,19p' "$SELF" >&2; exit 2; }
+[ "$(id -u)" = 0 ] || [ $place = here ] || { echo "make_env: needs root (private mount namespace)" >&2; exit 77; }
 mkdir -p "$(dirname "$dest")"; dest=$(readlink -m "$dest")
 key=$(cd "$here" && { cat make_env.sh make_tiny_models.py check.py requirements.txt; find stubs runtime -type f ! -name '*.pyc' | sort | xargs cat; [ ! -d "$PAIR" ] || find "$PAIR" -type f | sort | xargs cat; echo "$full"; "$python" -VV; } | sha256sum | cut -c1-16)
 exec 9>"$dest.lock"; flock 9
 [ "$(cat "$dest/.made" 2>/dev/null)" = "$key" ] && { echo "$dest"; exit; }
+if [ $place = here ]; then
+  rm -rf --one-file-system "$dest"; mkdir -p "$dest/root/ml-env"
+  MAKE_ENV_AT=$dest/root/ml-env bash "$SELF" _build "$dest" "$full" "$python" "$allow" 9>&-
+  echo "$key" > "$dest/.made"; echo "$dest"; exit
+fi
 rm -rf --one-file-system "$dest.part"; mkdir -p "$dest.part/root/ml-env"; chmod 700 "$dest.part/root"
 made=''; [ -d "$ENV" ] || { mkdir "$ENV"; made=1; }
 trap '[ -z "$made" ] || rmdir "$ENV" 2>/dev/null || true' EXIT

@@ -1,0 +1,1 @@
+"""The whole job against a throw-away host on this machine: ``make demo``."""
