@@ -104,7 +104,7 @@ class Decoder:
     @property
     def partial(self) -> bool:
         """True in the middle of a frame: an end of the stream here is a truncation."""
-        return self._body is not None
+        return self._body is not None or self._buffer.startswith(self._magic)
 
     def feed(self, data: bytes) -> List[Message]:
         """The messages completed by ``data``. Raises :class:`FrameError` on a damaged frame."""
@@ -381,6 +381,7 @@ def claim_streams() -> BinaryIO:
     sys.stdout.flush()
     stdout = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    sys.stdout = sys.stderr
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

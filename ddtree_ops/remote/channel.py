@@ -253,7 +253,7 @@ class Link:
             self._messages.put(TransportError(f"a reply of {self.host} is damaged: {error}", where=self.host))
             self._stream.abandon()
             return
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self._messages.put(TransportError(f"the connection to {self.host} broke: {error}", where=self.host))
             return
         if not self._closed.is_set():
@@ -280,7 +280,7 @@ class Link:
             while data := self._stream.read_error(_CHUNK):
                 self._stderr += data
                 del self._stderr[:-_STDERR_KEPT]
-        except OSError:
+        except (OSError, ValueError):
             return
 
     def _keep_alive(self) -> None:

@@ -54,8 +54,12 @@ class LocalStream:
         """Let go of the child. It is never killed: without its controller it undoes what is open and ends."""
         self.close_input()
         if self.process.poll() is None:
-            threading.Thread(target=self.process.wait, daemon=True).start()  # reaped whenever it ends
-            return
+            threading.Thread(target=self._reap, daemon=True).start()
+        else:
+            self._reap()
+
+    def _reap(self) -> None:
+        self.process.wait()
         for pipe in (self.process.stdout, self.process.stderr):
             _pipe(pipe).close()
 

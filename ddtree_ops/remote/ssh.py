@@ -143,6 +143,7 @@ class _ClosedEarly(Exception):
 def _connect_once(target: Endpoint, via: paramiko.Transport | None, route: contextlib.ExitStack) -> paramiko.Transport:
     policy, keys = StrictPolicy(target), Keys(target)
     sock = _socket(target, via, route)
+    route.callback(sock.close)  # paramiko leaves it open when the handshake fails
     connection = fabric.Connection(
         target.address,
         user=target.user,
