@@ -21,7 +21,7 @@ def belongs(name: str) -> bool:
     lowered = name.lower()
     if lowered in _OWN_NAMES or _EDITABLE.match(name) or re.match(r"^sglang-[^/]*\.(dist|egg)-info$", lowered):
         return True
-    return is_leftover(name)
+    return is_leftover(name) or name.endswith(".ddtree-ops")  # ... or a write of ours that was cut
 
 
 def is_leftover(name: str) -> bool:
@@ -48,7 +48,16 @@ def names(layout: Layout) -> List[str]:
                     found.add(path)
         if os.path.exists(os.path.join(site, "sglang.egg-link")):
             found.add(os.path.join(site, "easy-install.pth"))
+    for name in names_in(layout.scripts):
+        if name.endswith(".ddtree-ops"):
+            found.add(os.path.join(layout.scripts, name))
     return sorted(found)
+
+
+def traces(layout: Layout) -> List[str]:
+    """As :func:`names`, and what installers leave beside the packages (uv's lock file)."""
+    lock = os.path.join(layout.prefix, ".lock")
+    return names(layout) + ([lock] if os.path.isfile(lock) else [])
 
 
 def metadata_folders(site: str) -> List[str]:

@@ -8,7 +8,7 @@ import os
 import stat
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from . import bytecode, durable, hashing, snapshots
+from . import bytecode, durable, hashing, releases, snapshots
 from .ops import Params, Tx, Work, absolute, need, op, undoer
 from .protocol import HostError
 
@@ -105,7 +105,7 @@ def compile_bytecode(tx: Tx, params: Params) -> Params:
 @undoer("restore_files")
 def restore_files(work: Work, data: Params) -> None:
     """Each file as it was, or no file."""
-    snapshots.restore(str(data["store"]), [str(path) for path in data["paths"]])
+    snapshots.restore(str(data["store"]), [str(path) for path in data["paths"]], lambda p: releases.keeps(work, p))
 
 
 @undoer("drop_bytecode")
@@ -117,7 +117,8 @@ def drop_bytecode(work: Work, data: Params) -> None:
 @undoer("remove_folder")
 def remove_folder(work: Work, data: Params) -> None:
     """A folder that we made, once it is empty."""
-    durable.discard_folder(str(data["path"]))
+    if not releases.keeps(work, str(data["path"])):
+        durable.discard_folder(str(data["path"]))
 
 
 def _write(root: str, item: Dict[str, Any]) -> Write:

@@ -22,8 +22,9 @@ def derive_tree(tx: Tx, params: Params) -> Params:
     ``expected`` (relative path -> sha256) of the copy that the plan was made for, ``release`` (for release.json).
 
     Result: ``tree`` (the folder with pyproject.toml), ``release``, ``package_dir``, ``source``, ``version``,
-    ``content_hash``, ``files``, ``bytes``, ``reused``; against RECORD: ``modified`` (copied as they are), ``unrecorded`` (copied too),
-    ``missing``; and ``left_out`` (recorded outside the package), ``bytecode`` (not copied).
+    ``content_hash``, ``files``, ``bytes``, ``reused``; against RECORD: ``modified`` (copied as they are),
+    ``unrecorded`` (copied too), ``missing``; and ``left_out`` (recorded outside the package), ``bytecode``
+    (not copied).
     """
     folder = releases.path_of(tx, str(need(params, "release_id")))
     package = absolute(params, "package_dir")

@@ -37,6 +37,11 @@ def deployed(work: Work, folder: str) -> bool:
     return tree == folder or tree.startswith(folder + "/")
 
 
+def keeps(work: Work, path: str) -> bool:
+    """The way back of a finished run leaves ``path`` alone: it lies in a tree, which stays until purge."""
+    return work.committed and path.startswith(work.releases + "/")
+
+
 def stage(tx: Tx, folder: str) -> str:
     """An empty folder to build the release ``folder`` in; a former release of that name is set aside, not deleted."""
     if os.path.lexists(folder):
@@ -51,10 +56,8 @@ def stage(tx: Tx, folder: str) -> str:
 
 
 def publish(staging: str, folder: str) -> None:
-    """Flush the staged tree and give it its name."""
-    durable.sync_filesystem(staging)
+    """Give the staged tree its name. It is flushed with everything else before the run counts as committed."""
     os.rename(staging, folder)
-    durable.sync_folder(os.path.dirname(folder))
 
 
 def write_build_files(folder: str, sources: str, metadata: Dict[str, bytes]) -> None:
@@ -94,7 +97,7 @@ def remove_release(work: Work, data: Params) -> None:
         raise HostError("bad_undo", "this is no release of ours", where=path, exit=7)
     if not os.path.lexists(path):
         return
-    if work.committed and os.path.isfile(os.path.join(path, "release.json")):
+    if keeps(work, path) and os.path.isfile(os.path.join(path, "release.json")):
         work.notes.append("kept until purge: %s" % path)
         return
     shutil.rmtree(path)

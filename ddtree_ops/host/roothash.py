@@ -16,7 +16,7 @@ import json
 import os
 import stat
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from . import durable, hashing
 
@@ -78,10 +78,17 @@ def differences(old: Manifest, new: Manifest) -> Dict[str, str]:
 
 def measure(scope: Scope, cache: hashing.HashCache, progress: Optional[Progress] = None) -> Manifest:
     """Look at everything in ``scope``. Takes as long as reading what ``cache`` does not know."""
+    return measure_parts(_parts(scope), cache, progress)
+
+
+def measure_parts(
+    named: Iterable[Tuple[str, List[str]]], cache: hashing.HashCache, progress: Optional[Progress] = None
+) -> Manifest:
+    """As :func:`measure` for parts given as (name, paths); what lies under a path belongs to it."""
     parts: Dict[str, Entries] = {}
     wanted: List[Tuple[Entry, hashing.Wanted]] = []
     bytecode = 0
-    for name, roots in _parts(scope):
+    for name, roots in named:
         entries = parts.setdefault(name, {})
         for root in roots:
             for path, status in _walk(root, name):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from typing import Any, Dict, Iterable, List, Optional, Set
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set
 
 from . import durable
 from .ops import Work
@@ -55,14 +55,15 @@ def entries_of(store: str) -> List[Entry]:
     return entries
 
 
-def restore(store: str, present: Iterable[str]) -> None:
+def restore(store: str, present: Iterable[str], leave: Callable[[str], bool] = lambda _path: False) -> None:
     """Bring back what is in ``store``, and remove every name of ``present`` that is not in it.
 
     May be repeated, and may run over a half-finished one. Folders of ``present`` go only when they end up empty.
+    Paths for which ``leave`` is true are not touched.
     """
-    entries = entries_of(store)
+    entries = [entry for entry in entries_of(store) if not leave(entry["path"])]
     kept = {entry["path"]: entry for entry in entries}
-    _clear(present, kept)
+    _clear([path for path in present if not leave(path)], kept)
     folders = [entry for entry in entries if entry["kind"] == "d"]
     for entry in folders:
         _make_folder(entry)
@@ -73,8 +74,6 @@ def restore(store: str, present: Iterable[str]) -> None:
             _put_link(entry)
     for entry in reversed(folders):  # sorted by path: children last, so from the leaves to the root
         _set_times(entry)
-    if entries:
-        durable.sync_filesystem(os.path.dirname(entries[0]["path"]))
 
 
 def restore_times(times: Dict[str, int]) -> None:

@@ -10,9 +10,26 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from typing import Any, Dict, Iterable, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
-from . import deployments, journal, locks, preflight, roothash, undo
+from . import (  # noqa: F401 - the modules of operations and verbs register themselves
+    deployments,
+    entry,
+    journal,
+    locks,
+    ops_checkout,
+    ops_editable,
+    ops_files,
+    ops_git,
+    ops_probe,
+    ops_tree,
+    preflight,
+    purge,
+    records,
+    rollback,
+    roothash,
+    undo,
+)
 from .ops import OPS, Params, Tx, Work, absolute, need
 from .protocol import Emit, HostError, off_lost, on_lost, set_idle_limit, verb
 
@@ -39,10 +56,11 @@ def tx_begin(params: Params, emit: Emit) -> Params:
         raise HostError("nested", "a transaction is open already", exit=1)
     state_root, run_id = absolute(params, "state_root"), str(need(params, "run_id"))
     path = journal.path_of(state_root, run_id)
-    check_place(state_root, params.get("writes") or (), int(params.get("need_bytes") or 0), params)
+    sizes = (int(params.get("need_bytes") or 0), int(params.get("need_files") or 0))
+    entry.check(state_root, params.get("writes") or (), *sizes)
     if os.path.exists(path):
         raise HostError("run_known", "run %s exists already" % run_id, where=path, exit=1)
-    enter(state_root, run_id, params)
+    entry.enter(state_root, run_id, params)
     work = Work(state_root, run_id, emit)
     try:
         log, before = _start(work, path, params)
@@ -107,6 +125,7 @@ def tx_commit(params: Params, emit: Emit) -> Params:
     manifest, after = roothash.timed(dict(tx.journal.records[0]["scope"]), cache, _progress(tx, "measure"))
     cache.save()
     manifest.save(undo.after_manifest(tx))
+    undo.flush(tx, tx.journal.records[0])
     tx.journal.append("committed", deployment=bool(deployment), after={"root": after["root"]})
     _close(tx)
     _unlink(os.path.join(tx.snapshots, "ballast"))
@@ -121,44 +140,6 @@ def tx_abort(params: Params, emit: Emit) -> Params:
         return undo.unwind(tx, str(params.get("reason") or "aborted"))
     finally:
         _close(tx)
-
-
-def check_place(state_root: str, writes: Iterable[str], need_bytes: int, params: Params) -> None:
-    """Everything that can be refused without a write."""
-    preflight.writable([state_root] + [str(path) for path in writes])
-    if need_bytes or params.get("need_files"):
-        preflight.space(state_root, need_bytes, int(params.get("need_files") or 0))
-    locks.refuse_if_held(state_root)
-    refuse_if_interrupted(state_root)
-
-
-def enter(state_root: str, run_id: str, params: Params) -> None:
-    """Make the state folder and take the lock; what another run left unfinished meanwhile is refused again."""
-    os.umask(0o022)  # the service's account must be able to read the trees; what is secret says so by its own mode
-    os.makedirs(state_root, 0o755, exist_ok=True)
-    locks.acquire(state_root, run_id, str(params.get("who") or ""), str(params.get("message") or ""))
-    try:
-        refuse_if_interrupted(state_root)
-    except HostError:
-        locks.release(state_root)
-        raise
-
-
-def refuse_if_interrupted(state_root: str) -> None:
-    """Raise ``interrupted`` (exit 5) when a run has no end and nobody works on it."""
-    run = journal.unfinished(state_root)
-    if run is None:
-        return
-    failed = run["state"] == "failed"
-    raise HostError(
-        "interrupted",
-        "run %s %s, last step: %s"
-        % (run["run_id"], "could not be undone" if failed else "was interrupted", run["last_step"]),
-        where=journal.path_of(state_root, run["run_id"]),
-        next="ddtree-ops recover undoes it and proves the result",
-        exit=5,
-        details={"run": run},
-    )
 
 
 def _start(work: Work, path: str, params: Params) -> Tuple[journal.Journal, Dict[str, Any]]:

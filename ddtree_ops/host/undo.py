@@ -8,7 +8,7 @@ import signal
 import time
 from typing import Any, Dict, List, Optional
 
-from . import hashing, journal, roothash
+from . import durable, hashing, journal, roothash
 from .ops import RUN_VARIABLE, UNDOERS, Work
 from .protocol import ControllerLost, HostError
 
@@ -51,6 +51,7 @@ def unwind(work: Work, reason: str, expected: Optional["Expected"] = None) -> Di
     if errors or proof["differences"]:
         _append(log, "failed", errors=errors, differences=dict(list(proof["differences"].items())[:_SHOWN]))
         raise _failed(work, log.path, errors, proof)
+    flush(work, log.records[0])
     _append(log, "undone", reason=reason, root=proof["root"])
     shutil.rmtree(work.snapshots, ignore_errors=True)
     return {
@@ -86,6 +87,14 @@ def after_manifest(work: Work) -> str:
 def cache_for(state_root: str) -> hashing.HashCache:
     """The host's cache of content hashes."""
     return hashing.HashCache(os.path.join(state_root, "hashcache.json"))
+
+
+def flush(work: Work, begin: Dict[str, Any]) -> None:
+    """Put what the run wrote on the disk, before the journal says that it ended: installers do not do it."""
+    places = {work.state_root, str((begin.get("scope") or {}).get("environment") or work.state_root)}
+    devices = {os.stat(place).st_dev: place for place in sorted(places) if os.path.exists(place)}
+    for place in devices.values():
+        durable.sync_filesystem(place)
 
 
 def end_children(run_id: str) -> None:

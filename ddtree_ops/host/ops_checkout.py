@@ -1,0 +1,1 @@
+"""Operation ``borrow_checkout``."""
