@@ -44,7 +44,7 @@ $(VENV)/.ready: pyproject.toml | packages
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=...")'
 	@echo "setting up $(VENV)" >&2
 	@$(PYTHON) -m venv $(VENV)
-	@$(VENV)/bin/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
 clean:
