@@ -13,11 +13,12 @@ from rich.text import Text
 def show(console: Console, report: Mapping[str, Any]) -> None:
     """Print the report of one host."""
     deployed = report["outcome"] == "deployed"
+    state = "deployed" if deployed else "installed, but not healthy"
     console.print(
         Text.assemble(
             ("✓ " if deployed else "! ", "green" if deployed else "yellow"),
             (f"{report['host']}: ", "bold"),
-            f"DDTREE build {str(report['build_id'])[:12]} is {'deployed' if deployed else 'installed, but not healthy'}",
+            f"DDTREE build {str(report['build_id'])[:12]} is {state}",
             (f"  ({report.get('seconds', 0):.0f} s)", "dim"),
         )
     )

@@ -86,21 +86,19 @@ def editable(run: Run, params: Mapping[str, Any]) -> None:
     """The editable install; everything that leaves the environment is kept for the way back."""
     layout, verdict = run.prepared.layout, run.prepared.plan.verdict
     uv = run.facts.tools.get("uv", "")
-    request = {"interpreter": verdict.environment, "tree": layout.project, "package_dir": layout.package, "uv": uv}
+    request = {"python": verdict.environment, "tree": layout.project, "uv": uv}
     run.seen["editable"] = run.do("install_editable", request, timeout=900.0)
 
 
 def probe(run: Run, params: Mapping[str, Any]) -> None:
     """What the service would import, asked the way it will ask."""
-    spec, layout, build = run.prepared.spec, run.prepared.layout, run.prepared.build
-    expected = {posixpath.join(layout.package, path): digest for path, digest in expected_hashes(run).items()}
+    spec, layout = run.prepared.spec, run.prepared.layout
     request = {
-        "interpreter": run.prepared.plan.verdict.environment,
+        "python": run.prepared.plan.verdict.environment,
         "package_dir": layout.package,
         "env": spec.env() if spec else dict(run.host.service.environment),
-        "cwd": run.host.service.working_directory or "/",
-        "expected": expected,
-        "build_id": build.build_id,
+        "cwd": "/" if spec else run.host.service.working_directory or "/",
+        "files": expected_hashes(run),
     }
     run.seen["probe"] = run.do("import_probe", request, timeout=180.0)
 
@@ -234,8 +232,8 @@ def _write(run: Run, files: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _commit(run: Run, tag: str, message: str) -> None:
-    git = run.facts.tools.get("git", "")
-    run.seen[f"commit {tag}"] = run.do("git_commit", {"repo": run.prepared.layout.tree, "git": git, "message": message})
+    request = {"release": run.prepared.layout.tree, "message": message}
+    run.seen[f"commit {tag}"] = run.do("git_commit", request)
 
 
 def _loopback(address: str) -> str:
