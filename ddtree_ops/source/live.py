@@ -99,7 +99,7 @@ def _misled(
     if "(the working directory)" in service.winning_entry:
         return Refusal(
             code="cwd_shadow",
-            reason=f"from {service.cwd} the service imports the folder {service.package_dir} instead of {where}",
+            reason=f"from its working directory {service.cwd} the service imports {service.package_dir}, not {where}",
             looked_at=looked,
             next_step="set `working_directory` of the service to a folder without an entry `sglang`, for example /",
         )

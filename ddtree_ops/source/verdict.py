@@ -142,8 +142,8 @@ def _warnings(facts: Facts, interpreter: Interpreter | None, copy: Copy | None) 
     found = list(facts.warnings)
     if interpreter is not None and interpreter.enclosing_repository:
         found.append(
-            f"{interpreter.prefix} lies inside the git repository {interpreter.enclosing_repository}: "
-            "that repository is left alone, and git is not used to apply anything"
+            f"{interpreter.prefix} lies in the git work tree of {interpreter.enclosing_repository}: "
+            "that repository stays as it is, and git is not used to apply anything"
         )
     if interpreter is not None and not interpreter.writable:
         found.append(f"{words.listed(interpreter.site_packages, 1)} is not writable for {facts.host.user}")
