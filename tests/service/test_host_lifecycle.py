@@ -69,8 +69,8 @@ def test_a_service_that_dies_at_start_says_why_and_does_not_loop(fake_host, sess
     host = session(fake_host)
     host.begin()
     host.do("unit_install", **install(spec))
+    started = host.do("service_start", service=spec.ref(), first=True)
     with pytest.raises(DdtreeError) as caught:
-        started = host.do("service_start", service=spec.ref(), first=True)
         host.do("wait_ready", service=spec.ref(), start=started, timeout=30)
     assert caught.value.reason == "service_died"
     assert isinstance(caught.value, Unhealthy)
