@@ -23,9 +23,9 @@ def locate(context: Context, takeover: str | None) -> int:
         with linked(context, host) as link:
             survey = look(link, host, inventory.beside, takeover or "")
         if context.output.json:
-            documents.append(ui.document(host.name, survey.facts, survey.verdict))
+            documents.append({"name": host.name, **ui.body(survey.facts, survey.verdict)})
         else:
-            ui.show(context.output.out, host.name, survey.facts, survey.verdict)
+            ui.show(context.output.out, survey.facts, survey.verdict, host=host.name)
         return 4 if survey.verdict.strategy == "refuse" else 0
 
     code = each(context, hosts, one)
