@@ -98,8 +98,9 @@ def make_dummy_verify_input(num_tokens_per_req: int, custom_mask: Any, is_draft_
 def make_capture_verify_input(runner: Any, num_tokens: int) -> Any:
     """Refuse CUDA graph capture: a graph captured without the mask would verify a tree as a chain, silently."""
     raise RuntimeError(
-        "CUDA graphs for DDTREE are not in this version, and its argument handler switches them off; something switched "
-        "them on again. Start with --cuda-graph-backend-decode=disabled (older releases: --disable-cuda-graph)."
+        "CUDA graphs for DDTREE are not in this version, and its argument handler switches them off; "
+        "something switched them on again. Start with --cuda-graph-backend-decode=disabled "
+        "(older releases: --disable-cuda-graph)."
     )
 
 
@@ -131,8 +132,8 @@ def _check_device(device: str) -> str:
     if kind == "cuda" or (kind == "cpu" and os.environ.get(settings.ENV_ALLOW_CPU) == "1"):
         return kind
     raise ValueError(
-        f"DDTREE runs on CUDA devices, not on {device!r}. (Tests on a CPU need {settings.ENV_ALLOW_CPU}=1 and an attention "
-        "backend that can verify with a mask.)"
+        f"DDTREE runs on CUDA devices, not on {device!r}. (Tests on a CPU need {settings.ENV_ALLOW_CPU}=1 and an "
+        "attention backend that can verify with a mask.)"
     )
 
 

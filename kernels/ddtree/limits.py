@@ -70,8 +70,8 @@ def refuse_configuration(cfg: Any) -> None:
 def refuse_target(model_config: Any, sliding_window: Any, recurrent: bool, lm_head: Any) -> None:
     """Raise ``ValueError`` when the target is of a kind that a tree would get wrong.
 
-    ``sliding_window`` is the window of the target's runner (``None`` without one), ``recurrent`` whether any layer keeps
-    a recurrent state.
+    ``sliding_window`` is the window of the target's runner (``None`` without one), ``recurrent`` whether any layer
+    keeps a recurrent state.
     """
     problems: list[str] = []
     if int(sliding_window or 0) > 0 or getattr(model_config, "is_hybrid_swa", False):
@@ -110,7 +110,8 @@ def refuse_drafter(draft_model: Any, draft_config: Any) -> None:
 
 def _raise(what: str, problems: list[str]) -> None:
     if problems:
-        raise ValueError(f"DDTREE does not support in this version a {what} with " + "; nor with ".join(problems) + ".")
+        listed = "; nor with ".join(problems)
+        raise ValueError(f"DDTREE does not support in this version a {what} with {listed}.")
 
 
 def refuse_request(req: Any) -> tuple[str, str] | None:

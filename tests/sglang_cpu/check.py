@@ -79,23 +79,17 @@ def same(a, b, near):
                 x, y = left["ids"], right["ids"]
                 if x == y:
                     continue
-                first = next(
-                    (n for n, (p, q) in enumerate(zip(x, y, strict=False)) if p != q), min(len(x), len(y))
-                )
+                first = next((n for n, (p, q) in enumerate(zip(x, y, strict=False)) if p != q), min(len(x), len(y)))
                 gap = left["gaps"][first] if left["gaps"] and first < len(left["gaps"]) else None
                 tie = near is not None and gap is not None and gap <= near
                 close, bad = close + tie, bad + (not tie)
-                print(
-                    f"{prompt!r}: first difference at token {first}, gap {gap}{' (near tie)' if tie else ''}"
-                )
+                print(f"{prompt!r}: first difference at token {first}, gap {gap}{' (near tie)' if tie else ''}")
     print(f"{total} comparisons: {total - bad - close} equal, {close} differ at a near tie, {bad} differ")
     return 1 if bad else 0
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["ask", "hf", "same"])
     parser.add_argument("first")
     parser.add_argument("second")
@@ -106,9 +100,5 @@ if __name__ == "__main__":
     args = parser.parse_args()
     if args.what == "same":
         sys.exit(same(load(args.first), load(args.second), args.near))
-    result = (
-        ask(args.first, args.tokens, args.times, args.gaps)
-        if args.what == "ask"
-        else hf(args.first, args.tokens)
-    )
+    result = ask(args.first, args.tokens, args.times, args.gaps) if args.what == "ask" else hf(args.first, args.tokens)
     pathlib.Path(args.second).write_text(json.dumps(result))

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 
-def compact_kv(pool: Any, window: torch.Tensor, path: torch.Tensor, accept_len: torch.Tensor) -> tuple[torch.Tensor, bool]:
+def compact_kv(
+    pool: Any, window: torch.Tensor, path: torch.Tensor, accept_len: torch.Tensor
+) -> tuple[torch.Tensor, bool]:
     """Move the accepted nodes' KV of all layers to the first slots of the window.
 
     ``window``: ``[bs, N]`` slots of the verified nodes; ``path``: ``[bs, P]`` node indices, root first, the identity

@@ -17,7 +17,7 @@ class DDTreeVerifyInput(DFlashVerifyInput):
     """Tree links ride along under SGLang's own names, for code that walks trees.
 
     It stays a ``DFLASH_VERIFY`` input, so that the DFLASH branches of schedulers and backends apply. ``topk`` stays 1:
-    the backends served here take the tree from ``custom_mask`` alone; those that need ``topk > 1`` are refused at start.
+    the backends served here take the tree from ``custom_mask`` alone; others are refused at start.
     """
 
     retrieve_index: torch.Tensor | None = None
@@ -30,9 +30,9 @@ class DDTreeVerifyInput(DFlashVerifyInput):
 def full_mask(tree_mask: torch.Tensor, seq_lens: torch.Tensor, total_bound: int) -> torch.Tensor:
     """Lay the ancestor masks out as SGLang's FULL_MASK: flat bool, per request N rows of ``seq_len + N`` columns.
 
-    ``tree_mask``: ``[bs, N, N]`` bool; ``seq_lens``: ``[bs]``, the device's own lengths; ``total_bound``: a host number,
-    at least the sum of ``seq_lens`` (host lengths can run ahead of the device's under overlap scheduling, so the buffer
-    is sized by the bound and filled by the device's lengths; what lies behind the last row is never read).
+    ``tree_mask``: ``[bs, N, N]`` bool; ``seq_lens``: ``[bs]``, the device's own lengths; ``total_bound``: a host
+    number, at least the sum of ``seq_lens``. Under overlap scheduling the host knows only bounds, so the buffer is
+    sized by the bound and laid out by the device's lengths; what lies behind the last row is never read.
     """
     bs, width, _ = tree_mask.shape
     device = tree_mask.device

@@ -121,7 +121,9 @@ class DDTreeWorkerV2(DFlashWorkerV2):
         if not decoding or batch.spec_info is None:
             return super().forward_batch_generation(batch, on_publish=on_publish, **kwargs)
         if not isinstance(batch.spec_info, DFlashDraftInputV2):
-            raise RuntimeError(f"DDTREE expected a DFLASH draft input on the batch, got {type(batch.spec_info).__name__}.")
+            raise RuntimeError(
+                f"DDTREE expected a DFLASH draft input on the batch, got {type(batch.spec_info).__name__}."
+            )
         return self._decode(batch, batch.spec_info, on_publish)
 
     def _decode(self, batch: Any, draft_input: DFlashDraftInputV2, on_publish: Any) -> Any:
@@ -276,7 +278,7 @@ class DDTreeWorkerV2(DFlashWorkerV2):
         accepted: Accepted,
         commit_lens: torch.Tensor,
     ) -> None:
-        """Make the accepted path a chain at the window's front: target KV, then draft KV from the path's hidden states."""
+        """Make the accepted path a chain at the window's front: target KV, then draft KV from hidden states."""
         if hidden is None:
             raise RuntimeError("DDTREE: the target returned no hidden states for the drafter.")
         pool = self.model_runner.token_to_kv_pool

@@ -9,6 +9,8 @@ They make speculative decoding of the DFLASH family *possible* on a CPU and touc
 3. The draft worker's backend fallback answers ``torch_native`` instead of a CUDA-only backend.
 4. The DFLASH argument handler believes the device is CUDA while it checks it, so that native DFLASH starts
    as a baseline.
+5. Two Triton helpers of the drafter (QK norm with RoPE, the write of committed KV rows) are plain torch here:
+   Triton's interpreter takes most of a second for them in every step.
 
 The module is found through ``sglang_cpu_lab-1.0.dist-info`` next to it: this folder on PYTHONPATH is
 enough, nothing is installed. SGLANG_PLUGINS, when set, must list ``cpu_lab``. Never use it on a machine with a GPU.
@@ -22,6 +24,8 @@ def register():
     add_verify_branch()
     draft_backend_fallback()
     allow_dflash_on_cpu()
+    plain_draft_kv_write()
+    plain_qk_norm_rope()
 
 
 def guard_record_stream():
@@ -61,6 +65,33 @@ def allow_dflash_on_cpu():
     speculative_hook._handle_dflash = handle
 
 
+def plain_draft_kv_write():
+    from sglang.srt.mem_cache import memory_pool
+
+    def write(k, v, k_cache, v_cache, loc_2d, commit_lens, row_dim, store_dtype):
+        live = (torch.arange(loc_2d.shape[1]) < commit_lens[:, None]).flatten()
+        slots = loc_2d.flatten()[live]
+        k_cache[slots], v_cache[slots] = k[live], v[live]
+
+    memory_pool._set_kv_buffer_prefix_valid_impl = write
+
+
+def plain_qk_norm_rope():
+    from sglang.srt.speculative import dflash_utils
+
+    def norm_rope(qkv, positions, q_weight, k_weight, cos_sin_cache, num_q_heads, num_k_heads, head_dim, eps):
+        tokens, heads = qkv.shape[0], num_q_heads + num_k_heads
+        rows = qkv[:, : heads * head_dim].view(tokens, heads, head_dim)
+        weight = torch.cat([q_weight.expand(num_q_heads, -1), k_weight.expand(num_k_heads, -1)]).float()
+        wide = rows.float()
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight
+        first, second = normed.to(qkv.dtype).float().chunk(2, dim=-1)
+        cos, sin = cos_sin_cache[positions].float()[:, None].chunk(2, dim=-1)
+        rows.copy_(torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1))
+
+    dflash_utils.table_qk_norm_rope_ = norm_rope
+
+
 def add_verify_branch():
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
@@ -78,9 +109,7 @@ def verify_backend_class():
                 return super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
             pool = self.token_to_kv_pool
             if save_kv_cache and k is not None:
-                pool.set_kv_buffer(
-                    layer, KVWriteLoc(forward_batch.out_cache_loc, self.swa_out_cache_loc), k, v
-                )
+                pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, self.swa_out_cache_loc), k, v)
             width = int(forward_batch.spec_info.draft_token_num)
             flat_mask = forward_batch.spec_info.custom_mask
             causal = layer.attn_type != AttentionType.ENCODER_ONLY

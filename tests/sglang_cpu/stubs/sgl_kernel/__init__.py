@@ -26,9 +26,7 @@ def assign_extend_cache_locs_cpu(req_pool_indices, req_to_token, start, end, out
         offset += b - a
 
 
-def assign_req_to_token_pool_cpu(
-    req_pool_indices, req_to_token, start, end, out_cache_loc, pool_len=None, *_
-):
+def assign_req_to_token_pool_cpu(req_pool_indices, req_to_token, start, end, out_cache_loc, pool_len=None, *_):
     """Write the flat slot list out_cache_loc into each request's row of req_to_token at start..end."""
     offset = 0
     for row, a, b in zip(req_pool_indices.tolist(), start.tolist(), end.tolist(), strict=False):
