@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Optional
 
 from . import commands, durable
 from .ops import Work
@@ -54,7 +54,7 @@ class Git:
         if not ran.ok:
             raise HostError(
                 "git_failed",
-                "git %s: %s" % (words[0], ran.complaint()),
+                "git %s: %s" % (next(word for word in words if word[0].islower() and "=" not in word), ran.complaint()),
                 where=self.folder,
                 details={"stderr": ran.err.decode("utf-8", "replace")[-2000:]},
             )
@@ -71,10 +71,13 @@ class Git:
         with open(os.path.join(self.git_dir, "info", "attributes"), "w", encoding="ascii") as handle:
             handle.write("* -text -ident -filter -working-tree-encoding\n")
 
-    def commit_all(self, message: str, paths: Sequence[str] = (".",), ignored: bool = True) -> str:
-        """Commit what is in ``paths`` (also what .gitignore names, if ``ignored``), never bytecode; "" when there is
-        nothing to commit."""
-        self.must("add", "-A", *(["-f"] if ignored else []), "--", *paths, ":(exclude,glob)**/__pycache__/**")
+    def commit_all(self, message: str, path: str = ".", ignored: bool = True, pack: bool = False) -> str:
+        """Commit what is in ``path`` (also what .gitignore names, if ``ignored``), never bytecode; "" when there is
+        nothing to commit. ``pack`` for thousands of files: one pack instead of a file for each."""
+        # Files above the threshold are streamed into a pack; it is no setting of the repository, so diffs stay diffs.
+        settings = ["-c", "core.bigFileThreshold=1", "-c", "core.compression=1"] if pack else []
+        words = [*settings, "add", "-A", *(["-f"] if ignored else []), "--", path, ":(exclude,glob)**/__pycache__/**"]
+        self.must(*words)
         if self.ask("diff", "--cached", "--quiet").code == 0 and self.head():
             return ""
         self.must("commit", "-q", "--no-verify", "--allow-empty", "-F", "-", stdin=message.encode("utf-8"))
@@ -89,6 +92,17 @@ class Git:
 def find() -> str:
     """The host's git, "" when it has none."""
     return commands.which("git")
+
+
+def look(work: Work, executable: str, folder: str, *words: str) -> str:
+    """Ask the repository that ``folder`` is in, without a trace in it. Raises ``not_a_repository``."""
+    argv = [executable, "-C", folder]
+    for setting in _FORCED:
+        argv += ["-c", setting]
+    ran = work.run([*argv, *words], env=environment(work), cwd="/", timeout=60.0, step="git")
+    if not ran.ok:
+        raise HostError("not_a_repository", "git %s: %s" % (words[0], ran.complaint()), where=folder)
+    return ran.text().strip()
 
 
 def environment(work: Work) -> Dict[str, str]:

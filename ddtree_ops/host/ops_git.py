@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 
-from . import gitrun
+from . import gitrun, releases
 from .ops import Params, Tx, Work, absolute, need, op, undoer
 from .protocol import HostError
 
@@ -30,7 +30,8 @@ def git_commit(tx: Tx, params: Params) -> Params:
         git.init()
     else:
         tx.will("reset_branch", {"release": folder, "head": git.head()}, "commit in %s" % folder)
-    commit = git.commit_all(message)
+    borrowed = releases.read(folder).get("strategy") == "checkout"  # its .gitignore is the project's own
+    commit = git.commit_all(message, ignored=not borrowed, pack=new)
     return {"commit": commit, "head": commit or git.head(), "skipped": ""}
 
 

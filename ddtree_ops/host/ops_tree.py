@@ -32,13 +32,13 @@ def derive_tree(tx: Tx, params: Params) -> Params:
         raise HostError("no_package", "there is no package to derive from", where=package)
     dist_info = str(params.get("dist_info") or "") or _only_metadata(os.path.dirname(package))
     if releases.deployed(tx, folder):
-        return _reuse(folder)
+        return reuse(folder)
     what = treecopy.listing(package)
     # The copy, its objects in git (about a third), and room to breathe.
     preflight.space(tx.state_root, int(what.size * 1.5) + (64 << 20), 3 * len(what.files))
     staging = releases.stage(tx, folder)
     hashes = treecopy.copy(tx, what, package, os.path.join(staging, "python", "src", PACKAGE), "derive")
-    _check_expected(hashes, params, package)
+    check_expected(hashes, params, package)
     record = check_record(dist_info, hashes)
     version = packages.version_in(dist_info) or ""
     releases.write_build_files(os.path.join(staging, "python"), "src", metadata_of(dist_info))
@@ -133,7 +133,8 @@ def _only_metadata(site: str) -> str:
     return found[0]
 
 
-def _check_expected(hashes: Dict[str, str], params: Params, package: str) -> None:
+def check_expected(hashes: Dict[str, str], params: Params, package: str) -> None:
+    """Raise ``host_moved`` when the copy is not the one that the plan was made for."""
     wanted: List[Tuple[str, str]] = sorted(dict(params.get("expected") or {}).items())
     moved = [path for path, digest in wanted if hashes.get(path, "") != digest]
     if params.get("content_hash") and treecopy.content_hash(hashes) != params["content_hash"]:
@@ -149,9 +150,10 @@ def _check_expected(hashes: Dict[str, str], params: Params, package: str) -> Non
         )
 
 
-def _reuse(folder: str) -> Params:
+def reuse(folder: str) -> Params:
+    """The result for a tree that is deployed already: it is in use, so it is left as it is."""
     facts = releases.read(folder)
     if not facts:
         raise HostError("no_release", "the deployed tree has no release.json", where=folder, next="roll back first")
-    build, sources = ("python", "src") if facts.get("strategy") == "derive" else ("editable", "../python")
+    build, sources = ("python", "src") if facts.get("strategy") == "derive" else ("editable", str(facts.get("sources")))
     return {**facts, **paths_of(folder, sources, build), "bytecode": 0, "left_out": [], "odd": [], "reused": True}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from typing import Dict, List, NamedTuple, Optional, Tuple
@@ -85,6 +86,12 @@ def copy(work: Work, what: Listing, source: str, target: str, step: str) -> Dict
         os.chmod(folder, stat.S_IMODE(status.st_mode) | stat.S_IRWXU)
         os.utime(folder, ns=(status.st_mtime_ns, status.st_mtime_ns))
     return hashes
+
+
+def remove(path: str) -> None:
+    """Remove a folder of a tree that is being built, if it is there."""
+    if os.path.isdir(path):
+        shutil.rmtree(path)
 
 
 def content_hash(hashes: Dict[str, str]) -> str:
