@@ -76,16 +76,21 @@ _TOP = ("default_host", "defaults", "groups", "hosts")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY|ACCESS_?KEY)($|_)", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"^(hf_|sk-|ghp_|github_pat_|glpat-|xox[bp]-|AKIA)[A-Za-z0-9_-]{8,}")
-_OWN_FLAGS = {
-    "--model-path": "service.target_model",
-    "--model": "service.target_model",
-    "--host": "service.host",
-    "--port": "service.port",
-    "--speculative-draft-model-path": "service.drafter",
-    "--speculative-num-draft-tokens": "service.budget",
-    "--speculative-algorithm": "what ddtree-ops itself decides",
-    "--api-key": "service.secrets (a key on a command line is readable by everybody on the host)",
-    "--admin-api-key": "service.secrets (a key on a command line is readable by everybody on the host)",
+_BY_KEY = "has a key of its own: "
+_ON_ARGV = "would be readable by everybody on the host; "
+#: Flags of the server that may not stand in ``extra_flags``, and why.
+OWN_FLAGS = {
+    "--model-path": _BY_KEY + "service.target_model",
+    "--model": _BY_KEY + "service.target_model",
+    "--host": _BY_KEY + "service.host",
+    "--port": _BY_KEY + "service.port",
+    "--speculative-draft-model-path": _BY_KEY + "service.drafter",
+    "--speculative-draft-model": _BY_KEY + "service.drafter",
+    "--speculative-num-draft-tokens": _BY_KEY + "service.budget (draft nodes; the width is one more)",
+    "--speculative-algorithm": "is set by ddtree-ops",
+    "--speculative-algo": "is set by ddtree-ops",
+    "--api-key": _ON_ARGV + "write `secrets: {SGLANG_DDTREE_API_KEY: env:SGLANG_DDTREE_API_KEY}`",
+    "--admin-api-key": _ON_ARGV + "it cannot be set here",
 }
 
 
@@ -121,7 +126,7 @@ def read(text: str, name: str) -> Entries:
 
 def parse_setting(key: str, text: str, origin: str) -> Any:
     """A value given as text (environment or command line) for the dotted ``key``, checked like one of the file."""
-    reader = Reader(origin)
+    reader = Reader(origin, lines=False)
     found = reader.scalar_text(key, text)
     reader.finish()
     return found
@@ -139,8 +144,9 @@ def field_of(key: str) -> Field | None:
 class Reader:
     """Walks YAML nodes, collects mistakes, and gives back settings."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, lines: bool = True) -> None:
         self.name = name
+        self.lines = lines
         self.mistakes: list[str] = []
 
     def finish(self) -> None:
@@ -192,7 +198,7 @@ class Reader:
 
     def _mistake(self, node: yaml.Node | None, key: str, what: str) -> None:
         mark = getattr(node, "start_mark", None)
-        line = f":{mark.line + 1}" if mark is not None else ""
+        line = f":{mark.line + 1}" if self.lines and mark is not None else ""
         self.mistakes.append(f"{self.name}{line}: {key}: {what}")
 
     def _pairs(
@@ -339,8 +345,8 @@ class Reader:
     def _flag(self, at: str, node: yaml.Node) -> str | None:
         value = self._text(at, node)
         name = (value or "").partition("=")[0]
-        if name in _OWN_FLAGS:
-            self._mistake(node, at, f"{name} is set by {_OWN_FLAGS[name]}")
+        if name in OWN_FLAGS:
+            self._mistake(node, at, f"{name} {OWN_FLAGS[name]}")
             return None
         return value
 
@@ -366,7 +372,7 @@ class Reader:
                 continue
             if found.kind == "secrets":
                 self._secret(path, child, value)
-            elif _SECRET_NAME.search(name) or _SECRET_VALUE.match(value):
+            elif looks_secret(name, value):
                 advice = f"write `secrets: {{{name}: env:{name}}}` and set it in the environment"
                 self._mistake(child, path, f"looks like a secret and may not stand here; {advice}")
             values[name] = value
@@ -374,11 +380,17 @@ class Reader:
 
     def _secret(self, at: str, node: yaml.Node, value: str) -> None:
         if not re.fullmatch(r"env:[A-Za-z_][A-Za-z0-9_]*|file:.+|host-file:/.+", value):
-            mark = node.start_mark
-            self.mistakes.append(
-                f"{self.name}:{mark.line + 1}: {at}: must say where the value is: env:NAME, file:PATH (here) or "
-                "host-file:/PATH (on the host); a value itself may not stand here"
+            self._mistake(
+                node,
+                at,
+                "must say where the value is: env:NAME, file:PATH (here) or host-file:/PATH (on the host); "
+                "a value itself may not stand here",
             )
+
+
+def looks_secret(name: str, value: str) -> bool:
+    """Whether a variable looks like one that must not be written down: by its name, or by the form of its value."""
+    return bool(_SECRET_NAME.search(name) or _SECRET_VALUE.match(value))
 
 
 def nearest(word: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
