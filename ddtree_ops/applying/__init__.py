@@ -1,1 +1,1 @@
-"""The only writer: transactions, rollback, recovery on a host."""
+"""The only writer: transactions on a host, driven step by step, and the ways back."""

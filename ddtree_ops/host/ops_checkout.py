@@ -9,10 +9,10 @@ import os
 import time
 from typing import List
 
-from . import gitrun, packages, preflight, releases, treecopy
-from .look import PACKAGE, read_bytes
+from . import gitrun, layouts, packages, preflight, releases, treecopy
+from .look import read_bytes
 from .ops import Params, Tx, absolute, need, op
-from .ops_tree import check_expected, metadata_of, paths_of, reuse
+from .ops_tree import check_expected, metadata_of, only_metadata, paths_of, reuse
 from .protocol import HostError
 
 _SHOWN = 50
@@ -23,9 +23,9 @@ _BUILD = "editable"  # python/pyproject.toml is the project's own here, so ours 
 def borrow_checkout(tx: Tx, params: Params) -> Params:
     """Make ``<state_root>/releases/<release_id>`` from the checkout that really runs.
 
-    Params: ``release_id, checkout`` (its top), ``dist_info`` (metadata of the installed copy); ``package`` (relative,
-    ``python/sglang``), ``commit`` (that HEAD must be), ``content_hash``, ``expected``, ``release`` as for
-    ``derive_tree``.
+    Params: ``release_id``, ``toplevel`` (of the checkout), ``package_dir`` (in it); ``dist_info`` (metadata of the
+    installed copy) or ``python`` (to find it); ``head`` (that HEAD must be); ``content_hash``, ``expected``,
+    ``release`` as for ``derive_tree``.
 
     The new repository starts at HEAD (through ``objects/info/alternates``), then one commit with what differs on disk
     below the package: edits, deletions, new files. Files that .gitignore names (compiled modules, ``_version.py``) are
@@ -33,10 +33,12 @@ def borrow_checkout(tx: Tx, params: Params) -> Params:
     ``compiled``.
     """
     folder = releases.path_of(tx, str(need(params, "release_id")))
-    top, dist_info = absolute(params, "checkout"), absolute(params, "dist_info")
-    package = os.path.normpath(str(params.get("package") or "python/" + PACKAGE))
-    source = os.path.join(top, package)
-    if not os.path.isfile(os.path.join(source, "__init__.py")):
+    top, source = os.path.realpath(absolute(params, "toplevel")), os.path.realpath(absolute(params, "package_dir"))
+    package = os.path.relpath(source, top)
+    dist_info = str(params.get("dist_info") or "")
+    if not dist_info:
+        dist_info = only_metadata(layouts.read(tx, absolute(params, "python")).sites)
+    if package.startswith("..") or not os.path.isfile(os.path.join(source, "__init__.py")):
         raise HostError("no_package", "there is no package to derive from", where=source)
     executable = gitrun.find()
     if not executable:
@@ -44,10 +46,10 @@ def borrow_checkout(tx: Tx, params: Params) -> Params:
     if releases.deployed(tx, folder):
         return reuse(folder)
     head = gitrun.look(tx, executable, top, "rev-parse", "--verify", "HEAD^{commit}")
-    if params.get("commit") not in (None, "", head):
+    if params.get("head") not in (None, "", head):
         raise HostError(
             "host_moved",
-            "the checkout is at %s, not at %s" % (head, params["commit"]),
+            "the checkout is at %s, not at %s" % (head, params["head"]),
             where=top,
             next="plan again",
             exit=5,
@@ -80,7 +82,7 @@ def borrow_checkout(tx: Tx, params: Params) -> Params:
         "compiled": sorted(path for path in hashes if path.endswith(".so")),
         "sources": sources,
     }
-    releases.describe(staging, {**dict(params.get("release") or {}), **facts, "created": time.time()})
+    releases.describe(staging, {**facts, "release": params.get("release"), "created": time.time()})
     releases.publish(staging, folder)
     return {
         **paths_of(folder, sources, _BUILD),

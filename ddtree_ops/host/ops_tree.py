@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Tuple
 
 from . import installed, packages, preflight, releases, treecopy
 from .look import PACKAGE
@@ -19,7 +19,8 @@ def derive_tree(tx: Tx, params: Params) -> Params:
     """Copy the installed package into ``<state_root>/releases/<release_id>/python/src/sglang``.
 
     Params: ``release_id, package_dir``; ``dist_info`` (needed when several claim the package), ``content_hash`` and
-    ``expected`` (relative path -> sha256) of the copy that the plan was made for, ``release`` (for release.json).
+    ``expected`` (relative path -> sha256) of the copy that the plan was made for, ``release`` (SGLang's, for
+    release.json).
 
     Result: ``tree`` (the folder with pyproject.toml), ``release``, ``package_dir``, ``source``, ``version``,
     ``content_hash``, ``files``, ``bytes``, ``reused``; against RECORD: ``modified`` (copied as they are),
@@ -30,7 +31,7 @@ def derive_tree(tx: Tx, params: Params) -> Params:
     package = absolute(params, "package_dir")
     if not os.path.isfile(os.path.join(package, "__init__.py")):
         raise HostError("no_package", "there is no package to derive from", where=package)
-    dist_info = str(params.get("dist_info") or "") or _only_metadata(os.path.dirname(package))
+    dist_info = str(params.get("dist_info") or "") or only_metadata([os.path.dirname(package)])
     if releases.deployed(tx, folder):
         return reuse(folder)
     what = treecopy.listing(package)
@@ -56,7 +57,7 @@ def derive_tree(tx: Tx, params: Params) -> Params:
         "unrecorded": record.unrecorded,
         "missing": record.missing,
     }
-    releases.describe(staging, {**dict(params.get("release") or {}), **facts, "created": time.time()})
+    releases.describe(staging, {**facts, "release": params.get("release"), "created": time.time()})
     releases.publish(staging, folder)
     return {
         **paths_of(folder, "src"),
@@ -120,13 +121,14 @@ def paths_of(folder: str, sources: str, build: str = "python") -> Dict[str, Any]
     return {"release": folder, "tree": tree, "package_dir": package}
 
 
-def _only_metadata(site: str) -> str:
-    found = installed.metadata_folders(site)
+def only_metadata(sites: Iterable[str]) -> str:
+    """The one metadata folder of SGLang in ``sites``. Raises ``ambiguous_metadata``."""
+    found = [folder for site in sites for folder in installed.metadata_folders(site)]
     if len(found) != 1:
         raise HostError(
             "ambiguous_metadata",
-            "%d metadata folders claim sglang there" % len(found),
-            where=site,
+            "%d metadata folders claim sglang" % len(found),
+            where=", ".join(sites),
             next="name the right one (dist_info)",
             details={"found": found},
         )

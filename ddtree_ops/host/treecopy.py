@@ -9,6 +9,7 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
+from . import content, hashing
 from .ops import Work
 
 _BLOCK = 1 << 20
@@ -95,13 +96,9 @@ def remove(path: str) -> None:
 
 
 def content_hash(hashes: Dict[str, str]) -> str:
-    """One hash for the package's source: ``path NUL sha256 LF`` over all ``.py`` but the generated ``_version.py``."""
-    lines = sorted(
-        os.fsencode(path) + b"\0" + digest.encode("ascii") + b"\n"
-        for path, digest in hashes.items()
-        if path.endswith(".py") and path != "_version.py"
-    )
-    return hashlib.sha256(b"".join(lines)).hexdigest()
+    """The package's content hash as the facts report it, from the hashes that :func:`copy` returned."""
+    counted = {p: h for p, h in hashes.items() if p.endswith(".py") and not p.startswith(content.PAYLOAD + "/")}
+    return content.content_hash(counted)
 
 
 def _copy_batch(source: str, target: str, names: List[str], what: Listing) -> List[str]:
@@ -137,6 +134,8 @@ def _copy_link(source: str, target: str, path: str, link: str, hashes: Dict[str,
     final: Optional[str] = os.path.realpath(place)
     if not os.path.isabs(link) and not inside.startswith(".."):
         os.symlink(link, os.path.join(target, path))
+        if final and os.path.isfile(final):
+            hashes[path] = hashing.of_file(final)
     elif final and os.path.isfile(final):
         hashes[path] = _copy_file(final, os.path.join(target, path), os.stat(final))
     else:

@@ -13,6 +13,7 @@ class Layout(Value, frozen=True, kw_only=True):
 
     state_root: str
     release_id: str
+    strategy: str = "derive"
 
     @property
     def tree(self) -> str:
@@ -21,13 +22,14 @@ class Layout(Value, frozen=True, kw_only=True):
 
     @property
     def project(self) -> str:
-        """The folder with ``pyproject.toml``, what ``pip install -e`` is given."""
-        return posixpath.join(self.tree, "python")
+        """The folder with our ``pyproject.toml``, for ``pip install -e``; a checkout has its own in ``python/``."""
+        return posixpath.join(self.tree, "editable" if self.strategy == "checkout" else "python")
 
     @property
     def package(self) -> str:
         """The package folder that will be imported."""
-        return posixpath.join(self.project, "src", "sglang")
+        inside = "python/sglang" if self.strategy == "checkout" else "python/src/sglang"
+        return posixpath.join(self.tree, inside)
 
 
 def state_root(host: Host, facts: Facts) -> str:

@@ -39,7 +39,7 @@ def make_plan(host: Host, facts: Facts, verdict: Verdict, live: Copy, build: Bui
     Raises:
         ConfigError: settings of the service contradict each other.
     """
-    layout = Layout(state_root=state_root(host, facts), release_id=build.release_id)
+    layout = Layout(state_root=state_root(host, facts), release_id=build.release_id, strategy=verdict.strategy)
     spec = unit = None
     # Without a target and a drafter there is no service to describe; the checks then say what is missing.
     if wanted.service and host.service.target_model and host.service.drafter:

@@ -60,6 +60,7 @@ def derive(run: Run, params: Mapping[str, Any]) -> None:
     if plan.verdict.strategy == "checkout":
         assert live.git is not None
         extra = {"toplevel": live.git.toplevel, "head": live.git.head, "content_hash": live.content_hash}
+        extra["python"] = plan.verdict.environment
         run.seen["derive"] = run.do("borrow_checkout", {**common, **extra})
         return
     owner = next((info.path for info in live.dist_infos if info.recorded), "")
