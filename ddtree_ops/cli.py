@@ -191,7 +191,8 @@ def deploy(context: Context, yes: bool, check: bool, plan_file: Path | None, **o
     "--prompts", type=click.Path(path_type=Path), help="JSON lines with a `text` each, instead of the bundled ones."
 )
 @click.option("--regime", default="all", show_default=True, help="Bundled prompts to use: chat, code, math, all.")
-@click.option("--max-tokens", default=64, show_default=True, type=click.IntRange(1, 4096))
+@click.option("--count", default=6, show_default=True, type=click.IntRange(0), help="How many bundled prompts; 0: all.")
+@click.option("--max-tokens", default=48, show_default=True, type=click.IntRange(1, 4096))
 @click.option("--concurrency", default=1, show_default=True, type=click.IntRange(1, 64))
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the result as JSON.")
 def bench(context: Context, **options: Any) -> int:

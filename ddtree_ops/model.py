@@ -294,6 +294,7 @@ class Deployment(Value, frozen=True, kw_only=True):
     base_hash: str = ""
     patch_hash: str = ""
     healthy: bool = True
+    baseline: dict[str, Any] = {}  # greedy answers without speculation, see host/greedy.py
 
 
 class InterruptedRun(Value, frozen=True, kw_only=True):

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..bench.report import headline, identity_line
+
 
 def show(console: Console, report: Mapping[str, Any]) -> None:
     """Print the report of one host."""
@@ -43,7 +45,9 @@ def _rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     if proof:
         processes = len(proof.get("processes", ()))
         rows.append(("proof", f"{processes} processes of the unit run build {str(proof.get('build_id', ''))[:12]}"))
-    rows += [("bench", line) for line in seen.get("smoke", {}).get("lines", ())]
+    bench = seen.get("smoke")
+    if bench:
+        rows += [("bench", headline(bench)), ("identity", identity_line(bench))]
     rows.append(("rollback", f"brings back root hash {str(report['root_before'])[:16]}"))
     slow = sorted(report["steps"].items(), key=lambda item: -item[1])[:6]
     rows.append(("time", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in slow)))

@@ -250,6 +250,7 @@ def _deployment(run: Run, failure: _Failed | None) -> dict[str, Any]:
         "base_hash": build.base_hash,
         "patch_hash": build.patch_hash,
         "healthy": failure is None,
+        "baseline": run.seen.get("baseline", {}),
     }
 
 
@@ -265,9 +266,17 @@ def _report(run: Run, before: dict[str, Any], failure: _Failed | None) -> dict[s
         "unit": run.prepared.spec.unit if run.prepared.spec else "",
         "root_before": before.get("root", ""),
         "steps": {name: round(seconds, 2) for name, seconds in run.progress.seconds.items()},
-        "seen": run.seen,
+        "seen": _seen(run),
         "failure": None if failure is None else _failure(failure),
     }
+
+
+def _seen(run: Run) -> dict[str, Any]:
+    """What the steps found, less the bulk: answers of the baseline, and every request of the bench."""
+    found = dict(run.seen)
+    if "baseline" in found:
+        found["baseline"] = {key: value for key, value in found["baseline"].items() if key != "answers"}
+    return found
 
 
 def _failure(failure: _Failed) -> dict[str, Any]:

@@ -36,8 +36,8 @@ def locate(context: Context, takeover: str | None) -> int:
 
 def init(context: Context, name: str | None, output: Path | None) -> int:
     """``init``: an inventory entry from a server that runs."""
+    from ..errors import UsageError
     from ..initialise import add_entry, entry_from
-    from .session import UsageError
 
     inventory, hosts = hosts_of(context)
     if len(hosts) != 1:

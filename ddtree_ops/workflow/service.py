@@ -50,18 +50,23 @@ def spec_of(deployment: Deployment) -> ServiceSpec:
     return msgspec.convert(deployment.settings, ServiceSpec, strict=False)
 
 
-def attest(link: Link, deployment: Deployment) -> dict[str, Any]:
-    """Disk and processes against the deployment (``host/identity.py``)."""
-    request = {
+def attest_request(deployment: Deployment) -> dict[str, Any]:
+    """What disk and processes are compared with (``host/identity.py``)."""
+    return {
         "build_id": deployment.build_id,
         "files": deployment.files,
         "package_dir": deployment.package_dir,
         "interpreter": deployment.environment,
         "applied_at": 0.0,
     }
-    if deployment.unit:
-        request["service"] = reference(spec_of(deployment))
-    return link.call("attest" if deployment.unit else "attest_disk", request, timeout=180.0)
+
+
+def attest(link: Link, deployment: Deployment) -> dict[str, Any]:
+    """Disk, and where there is a service its processes, against the deployment."""
+    request = attest_request(deployment)
+    if not deployment.unit:
+        return link.call("attest_disk", request, timeout=180.0)
+    return link.call("attest", {**request, "service": reference(spec_of(deployment))}, timeout=180.0)
 
 
 def status(context: Context) -> int:
