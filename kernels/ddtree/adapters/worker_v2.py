@@ -118,7 +118,7 @@ class DDTreeWorkerV2(DFlashWorkerV2):
     def forward_batch_generation(self, batch: Any, on_publish: Any = None, **kwargs: Any) -> Any:
         """Run one batch; prefill and idle batches are DFLASH's own."""
         decoding = not (batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle())
-        if not decoding or batch.spec_info is None:
+        if not decoding:
             return super().forward_batch_generation(batch, on_publish=on_publish, **kwargs)
         if not isinstance(batch.spec_info, DFlashDraftInputV2):
             raise RuntimeError(
