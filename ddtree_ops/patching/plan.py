@@ -181,7 +181,7 @@ def _pristine(series: Series | None, path: str, ours: bytes, base: Mapping[str, 
     recorded = series.file(path) if series is not None else None
     if recorded is None:
         return None
-    candidates = (ours, to_lf(ours), *([base[path]] if path in base else []))
+    candidates = (ours, *([base[path]] if path in base else []))
     return next((data for data in candidates if sha256(data) == recorded.before), None)
 
 

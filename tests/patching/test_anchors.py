@@ -176,8 +176,9 @@ def test_tabs() -> None:
         ("# -*- coding: latin-1 -*-\nNAME = 'é'\n", "latin-1"),
         ("\ufeffNAME = 'ü'\n", "utf-8"),
         ("N = 'a\u2028b\x0cé'\n", "utf-8"),
+        ("A = 1\rB = 2\n", "utf-8"),
     ],
-    ids=["latin-1", "byte order mark", "line separators that are none"],
+    ids=["latin-1", "byte order mark", "line separators that are none", "lone carriage return"],
 )
 def test_other_bytes_do_not_shift_lines(head: str, encoding: str) -> None:
     """``str.splitlines`` would count U+2028 and form feeds as lines and insert too late."""
@@ -218,6 +219,15 @@ def test_edit_in_the_wrong_function_does_not_hold() -> None:
     wrong = PLAIN + "\n" + guarded.partition("\n")[2].replace("create", "other")
     source = Source("algo.py", wrong.encode())
     assert checks.problem(source, edit()) == "Algo.create has the inserted statements 0 times"
+
+
+def test_edit_away_from_its_anchor_or_made_twice_does_not_hold() -> None:
+    """What a merge does when the anchored statement moved, or when the patch was applied a second time."""
+    guard = '        if self.name == "DDTREE":\n            return hook()\n'
+    away = PLAIN.replace("        x = 1\n", guard + "        x = 1\n")
+    assert "are not before their anchor (line 3)" in checks.problem(Source("algo.py", away.encode()), edit())
+    twice = apply(PLAIN, edit()).decode().replace(guard, guard + guard)
+    assert "has the inserted statements 2 times" in checks.problem(Source("algo.py", twice.encode()), edit())
 
 
 LINES = st.sampled_from(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddtree_ops.errors import PatchConflict
-from ddtree_ops.patching.linediff import diff
+from ddtree_ops.patching.linediff import Change, _slide_down, diff
 from ddtree_ops.patching.merge import enclosing, merge_file, merge_lines
 from ddtree_ops.patching.text import split_lines
 
@@ -75,6 +75,15 @@ def test_diff_is_shortest(a: list[str], b: list[str]) -> None:
     changes = diff([x.encode() for x in a], [y.encode() for y in b])
     cost = sum(c.a1 - c.a0 + c.b1 - c.b0 for c in changes)
     assert cost == len(a) + len(b) - 2 * table[-1][-1]
+
+
+def test_sliding_keeps_a_common_line_before_the_next_change() -> None:
+    """Two changes that touch would be one region: a merge would then see more conflicts than there are."""
+    a, b = [b"b", b"a", b"c"], [b"b", b"a", b"a", b"d"]
+    changes = [Change(1, 1, 1, 2), Change(2, 3, 3, 4)]
+    assert _slide_down(a, b, list(changes)) == changes
+    a, b = [b"b", b"a", b"x", b"c"], [b"b", b"a", b"a", b"x", b"d"]
+    assert _slide_down(a, b, [Change(1, 1, 1, 2), Change(3, 4, 4, 5)])[0] == Change(2, 2, 2, 3)
 
 
 def test_very_different_files_do_not_need_quadratic_memory() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from ddtree_ops.errors import AnchorNotFound, PatchConflict, Refused
-from ddtree_ops.patching import PatchPlan, Recipe, Series, decide, plan_patch, select_series
+from ddtree_ops.patching import PatchPlan, Recipe, Series, decide, make_git_series, plan_patch, select_series
+from ddtree_ops.patching.series import series_files
 from ddtree_ops.patching.text import sha256
 from tests.patching import minisglang
 from tests.patching.conftest import PATCHES
@@ -273,6 +274,16 @@ def test_select_by_content(recipe: Recipe, mini: Series, mini_folder: Path) -> N
     assert one is not None
     assert select_series(folder, dict.fromkeys(hashes, None)) is None
     assert select_series(folder, dict.fromkeys(hashes, "0" * 64)) is None
+
+
+def test_two_series_that_fit_alike_are_no_answer(recipe: Recipe, mini_folder: Path) -> None:
+    """Same files under two release names: choosing one would be a guess."""
+    twin = make_git_series(recipe, minisglang.tree(version="0.5.98"))
+    folder = mini_folder.parent / twin.name
+    folder.mkdir()
+    for name, data in series_files(twin).items():
+        (folder / name).write_bytes(data)
+    assert select_series(mini_folder.parent, {path: sha256(data) for path, data in FILES.items()}) is None
 
 
 def test_small_tree_is_none_of_the_committed_releases() -> None:

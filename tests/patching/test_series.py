@@ -96,6 +96,8 @@ def test_the_diff_of_a_plan_is_what_git_would_print(recipe: Recipe, mini: Series
         (None, b""),
         (b"x\r\ny\rz\n", b"x\r\ny\rz2\n"),
         (b"1\n2\n3\n4\n5\n6\n7\n8\n9\n", b"0\n1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n"),
+        (b"1\n2\n3\n4\n5\n6\n7\n8\n9\n", b"1\n2\nx\n3\n4\n5\n6\n7\ny\n8\n9\n"),
+        (b"1\n2\n3\n4\n5\n6\n7\n8\n9\n", b"1\nx\n2\n3\n4\n5\n6\n7\n8\ny\n9\n"),
         ("café\n".encode(), "café\nthé\n".encode()),
         (b"\xff\xfe\n", b"\xff\xfe\n\xfd\n"),
     ],
