@@ -235,8 +235,8 @@ def set_budget_verb(params: Params, emit: Emit) -> Params:
 def smoke(params: Params, emit: Emit) -> Params:
     """Measure ``service``; the parameters of ``smoke`` and ``bench_smoke``.
 
-    ``prompts`` (id, kind, text), ``max_tokens``, ``concurrency``, ``silence``; ``budget`` (a smaller one is set for this
-    run and taken back after it); ``identity`` (the parameters of ``attest``: the proof that is stored).
+    ``prompts`` (id, kind, text), ``max_tokens``, ``concurrency``, ``silence``; ``budget`` (a smaller one is set for
+    this run and taken back after it); ``identity`` (the parameters of ``attest``: the proof that is stored).
     """
     service = service_of(params)
     proof: Row = {}

@@ -41,7 +41,8 @@ FORBIDDEN = {
     "--speculative-use-rejection-sampling": "DDTREE verifies a tree; rejection sampling is for chains",
 }
 #: Settings that only we may write; a service environment that names one contradicts the plan.
-RESERVED_ENVIRONMENT = ("DDTREE_RUN_DIR", "DDTREE_BUDGET", "DDTREE_INSTANCE", "SGLANG_DDTREE_API_KEY")
+API_KEY = "SGLANG_DDTREE_API_KEY"
+RESERVED_ENVIRONMENT = ("DDTREE_RUN_DIR", "DDTREE_BUDGET", API_KEY)
 
 
 class ServiceSpec(Value, frozen=True, kw_only=True):
@@ -200,8 +201,13 @@ class ServiceSpec(Value, frozen=True, kw_only=True):
         return own
 
     def variant(self, algorithm: Algorithm) -> ServiceSpec:
-        """The same service with another algorithm: ``NONE`` for a baseline, ``DFLASH`` for the chain."""
-        return msgspec.structs.replace(self, algorithm=algorithm)
+        """The same service with another algorithm: ``NONE`` for a baseline, ``DFLASH`` for the chain.
+
+        Only DDTREE's hook takes the API key from the environment. The other variants would serve without one, so where
+        there is a key they listen on loopback alone.
+        """
+        open_door = algorithm != "DDTREE" and API_KEY in self.secrets
+        return msgspec.structs.replace(self, algorithm=algorithm, listen="127.0.0.1" if open_door else self.listen)
 
 
 def without_flags(args: Sequence[str], prefix: str) -> tuple[str, ...]:
