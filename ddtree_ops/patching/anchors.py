@@ -7,9 +7,9 @@ Works on bytes: any encoding that Python reads, LF or CRLF, tabs or spaces. What
 from __future__ import annotations
 
 import ast
-import io
 import textwrap
 import tokenize
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +20,13 @@ from .recipe import Anchor, Edit, Position
 from .text import bare, newline_style, split_lines
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def parse(data: bytes) -> ast.Module:
+    """The syntax tree; what Python would only warn about in somebody else's file is none of ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(data)
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ class Source:
             AnchorNotFound: when the file is not valid Python.
         """
         try:
-            return ast.parse(self.data)
+            return parse(self.data)
         except (SyntaxError, ValueError) as problem:
             line = getattr(problem, "lineno", None)
             raise AnchorNotFound(
@@ -55,7 +62,8 @@ class Source:
     @cached_property
     def logical_ends(self) -> list[int]:
         """1-based rows on which a logical line ends, ascending."""
-        tokens = tokenize.tokenize(io.BytesIO(self.data).readline)
+        rows = (bare(line) + b"\n" for line in self.lines)
+        tokens = tokenize.tokenize(lambda: next(rows, b""))
         return [token.end[0] for token in tokens if token.type == tokenize.NEWLINE]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import PatchConflict
+from .anchors import parse
 from .linediff import Change, diff
 from .text import has_crlf, show, split_lines, to_lf
 
@@ -113,7 +114,7 @@ def conflict_error(path: str, ours: bytes, conflict: Conflict, total: int = 1) -
 def enclosing(data: bytes, line: int) -> str:
     """Dotted name of the class and function around a 1-based line; ``<module>`` outside of any."""
     try:
-        node: ast.AST = ast.parse(data)
+        node: ast.AST = parse(data)
     except (SyntaxError, ValueError):
         return "<unparsable>"
     trail: list[str] = []

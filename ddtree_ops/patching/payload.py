@@ -88,11 +88,12 @@ def build_json(
     release: str,
     spec: str,
     tool_version: str,
+    series_name: str = "",
 ) -> bytes:
     """``_build.json`` beside the payload: what the beacon reports and attestation compares.
 
     ``patched`` maps SGLang's patched files, relative to the package root, to the SHA-256 that they now have; ``files``
-    in the result holds them together with the payload's.
+    in the result holds them together with the payload's. ``series_name`` names a series that is given by its hash.
     """
     build = build_id(base_hash, series, payload)
     placed = {f"{payload.target}/{path}": digest for path, digest in payload.hashes.items()}
@@ -102,7 +103,7 @@ def build_json(
         "release_id": release_id(release, build),
         "release": release,
         "spec": spec,
-        "series": series if isinstance(series, str) else series.name,
+        "series": series_name or (series if isinstance(series, str) else series.name),
         "series_hash": series if isinstance(series, str) else series.hash,
         "base_hash": base_hash,
         "payload_hash": payload.hash,

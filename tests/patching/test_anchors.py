@@ -139,6 +139,13 @@ def test_into_goes_behind_header_and_docstring() -> None:
     assert apply(documented, change).decode() == documented.replace("        # note", "        a = 1\n\n        # note")
 
 
+def test_into_counts_lines_as_python_does() -> None:
+    """A lone carriage return ends a line for Python, not for ``readline``; and warnings in host files are not ours."""
+    change = edit(statement="", position="into", insert="a = 1")
+    head = b"A = 1\rB = '\\d'\n"
+    assert b"def create(self):\n        a = 1\n        x = 1\n" in apply(head + PLAIN.encode(), change)
+
+
 def test_comments_stay_with_their_statement() -> None:
     commented = PLAIN.replace("        if self.is", "        # why\n        # so\n        if self.is")
     assert (
