@@ -46,8 +46,8 @@ class Tree(NamedTuple):
     trouble: Tuple[str, ...]
 
 
-def walk(root: str) -> Tree:
-    """List ``root``. Folders that cannot be read are named in ``trouble``."""
+def walk(root: str, bytecode: bool = False) -> Tree:
+    """List ``root``, its ``__pycache__`` only with ``bytecode``; what cannot be read is named in ``trouble``."""
     files: Dict[str, File] = {}
     trouble: List[str] = []
     pending = [""]
@@ -62,7 +62,7 @@ def walk(root: str) -> Tree:
             path = relative + "/" + entry.name if relative else entry.name
             try:
                 if entry.is_dir(follow_symlinks=False):
-                    if entry.name != "__pycache__":
+                    if bytecode or entry.name != "__pycache__":
                         pending.append(path)
                     continue
                 status = entry.stat()

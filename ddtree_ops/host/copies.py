@@ -117,7 +117,7 @@ def merge(look: Look, groups: Iterable[Iterable[Place]]) -> List[Place]:
 
 def scan(look: Look, hashes: content.Hashes, place: Place) -> Scanned:
     """Describe one copy. The heavy part: its files are listed and hashed."""
-    tree = content.walk(place.root)
+    tree = content.walk(place.root, bytecode=place.kind == "skeleton")
     for trouble in tree.trouble[:3]:
         look.warn("cannot read %s" % trouble)
     infos = packages.dist_infos(place.site) if place.site else []

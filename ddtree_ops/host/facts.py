@@ -105,10 +105,11 @@ class _Collection:
             if one.fact["interpreter"]:
                 yield str(one.fact["interpreter"]), "process:%d" % one.fact["pid"]
         takeover = self.look.text("unit")
-        if takeover.isdigit():
-            for one in self.running:
-                if int(takeover) in one.fact["processes"] and one.fact["interpreter"]:
-                    yield str(one.fact["interpreter"]), "takeover"
+        for one in self.running if takeover else ():
+            meant = one.fact["unit"] in (takeover, takeover + ".service")
+            meant = meant or (takeover.isdigit() and int(takeover) in one.fact["processes"])
+            if meant and one.fact["interpreter"]:
+                yield str(one.fact["interpreter"]), "takeover"
 
     def _interpreters(self) -> None:
         list(self.pool.map(lambda one: interpreters.interrogate(self.look, one), self.candidates))

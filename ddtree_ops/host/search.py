@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import time
 from typing import List, NamedTuple, Set, Tuple
 
-from .look import PACKAGE, Look, names_in
+from .look import PACKAGE, Look, names_in, read_text
 
 #: Roots with the depth to which their folders are read.
 ROOTS = (
@@ -29,8 +31,12 @@ _SKIP_AT_TOP = _SKIP | frozenset(
     "bin etc home lib lib32 lib64 libx32 media mnt opt root sbin snap srv tmp usr var".split()
 )
 _FREE_STEPS = frozenset(("python", "src", PACKAGE))
-MOST_SECONDS = 0.8
+#: A file server that does not answer would hang every process that asks; below the usual places it is not asked.
+_NETWORK = re.compile(r"^(nfs4?|cifs|smb3?|autofs|ceph|lustre|beegfs|gpfs|glusterfs|9p|afs|fuse\..+)$")
+MOST_CPU_SECONDS = 0.8
+MOST_SECONDS = 5.0
 MOST_FOLDERS = 20000
+MOST_ENTRIES = 5000  # of one folder
 
 
 class Found(NamedTuple):
@@ -59,13 +65,16 @@ class _Search:
     def __init__(self, look: Look) -> None:
         self.look = look
         self.stop_at = time.monotonic() + look.left(MOST_SECONDS)
+        self.stop_at_cpu = time.thread_time() + MOST_CPU_SECONDS  # a busy machine is no reason to look at less
+        self.network = network_mounts()
         self.folders = 0
         self.seen: Set[Tuple[int, int]] = set()
         self.environments: List[str] = []
         self.packages: List[str] = []
 
     def exhausted(self) -> bool:
-        return self.folders >= MOST_FOLDERS or time.monotonic() > self.stop_at
+        late = time.monotonic() > self.stop_at or time.thread_time() > self.stop_at_cpu
+        return late or self.folders >= MOST_FOLDERS
 
     def visit(self, folder: str, depth: int, free: int = 3) -> None:
         """Look at ``folder`` and below it to ``depth``; steps into a checkout's usual folders are ``free``."""
@@ -73,7 +82,8 @@ class _Search:
             return
         try:
             here = os.stat(folder)
-            entries = sorted(os.scandir(folder), key=lambda item: item.name)
+            with os.scandir(folder) as listing:
+                entries = sorted(itertools.islice(listing, MOST_ENTRIES), key=lambda item: item.name)
         except OSError:
             return
         if (here.st_dev, here.st_ino) in self.seen:
@@ -91,7 +101,7 @@ class _Search:
 
     def _step(self, entry: "os.DirEntry[str]", folder: str, depth: int, free: int) -> None:
         skip = _SKIP_AT_TOP if folder == "/" else _SKIP
-        if entry.name in skip or not _is_folder(entry):
+        if entry.name in skip or entry.path in self.network or not _is_folder(entry):
             return
         if entry.name in _FREE_STEPS and free > 0:
             self.visit(entry.path, depth, free - 1)
@@ -118,15 +128,31 @@ def search(look: Look, homes: List[str]) -> Found:
     else:
         roots += [(home, 3) for home in homes if home not in ("/", "/root")] + list(ROOTS)
     for root, depth in roots:
-        if os.path.isdir(root):
+        named = root in look.texts("extra_roots")
+        if root in state.network and not named:
+            look.warn("%s was not searched: it is on a file server; name what is there in the inventory" % root)
+        elif os.path.isdir(root):
             look.looked(root)
             state.visit(root, depth)
     if state.exhausted():
         look.warn(
-            "the search for copies stopped after %d folders and %.1f s; "
-            "name others as `environment` or `checkouts`" % (state.folders, MOST_SECONDS)
+            "the search for copies stopped after %d folders; "
+            "name others as `environment` or `checkouts` in the inventory" % state.folders
         )
     return Found(tuple(state.environments), tuple(state.packages))
+
+
+def network_mounts() -> Set[str]:
+    """Mount points of network file systems, of the current user's home and its parents excepted."""
+    found = set()
+    home = os.path.expanduser("~")
+    for line in read_text("/proc/self/mounts", 4 << 20).splitlines():
+        fields = line.split(" ")
+        if len(fields) > 2 and _NETWORK.match(fields[2]):
+            point = fields[1].replace("\\040", " ")
+            if not (home == point or home.startswith(point.rstrip("/") + "/")):
+                found.add(point)
+    return found
 
 
 def homes() -> List[str]:

@@ -57,7 +57,7 @@ def _not_ours(copy: Copy) -> Refusal:
         )
     return Refusal(
         code="foreign_ddtree",
-        reason=f"{len(copy.foreign_files)} ddtree files in {copy.root} are not SGLang's and not ours",
+        reason=f"{words.count(len(copy.foreign_files), 'ddtree file')} in {copy.root}, neither SGLang's nor ours",
         looked_at=files,
         next_step="move those files away if they are not needed, or use another environment",
     )
@@ -145,6 +145,9 @@ def series_for(copy: Copy, series: Sequence[SeriesKey]) -> tuple[SeriesKey | Non
     for key in series:
         if copy.content_hash and key.content_hash == copy.content_hash:
             return key, f"its content is exactly the base of {key.name}"
+    for key in series:
+        if key.after and all(copy.anchors.get(path) == digest for path, digest in key.after.items()):
+            return key, f"{key.name} is already applied to it"
     for key in series:
         if copy.version_content and key.release == copy.version_content:
             changed = [path for path, digest in key.before.items() if copy.anchors.get(path, digest) != digest]

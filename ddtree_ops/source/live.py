@@ -129,7 +129,8 @@ def _skeleton(facts: Facts, interpreter: Interpreter, folder: str) -> Refusal:
     what = f" and hides {words.kind(hidden[0])} {hidden[0].root}" if hidden else ""
     return Refusal(
         code="skeleton",
-        reason=f"{folder} is a leftover without __init__.py ({len(files)} files): Python takes it for SGLang{what}",
+        reason=f"{folder} is a leftover without __init__.py ({words.count(len(files), 'file')}): "
+        f"Python takes it for SGLang{what}",
         looked_at=tuple(f"{folder}/{name}" for name in files[:20]) or (f"{folder} is empty",),
         next_step=f"on the host: mv {folder} {folder}.leftover   (nothing is deleted), then locate-source again",
     )

@@ -117,7 +117,7 @@ def _others(facts: Facts, copy: Copy) -> tuple[NotLive, ...]:
 def _why_not(facts: Facts, copy: Copy, other: Copy) -> str:
     parts = []
     if other.kind == "skeleton":
-        return f"no code: a folder without __init__.py with {other.files} files"
+        return f"no code: a folder without __init__.py with {words.count(other.files, 'file')}"
     if other.environment and other.environment != copy.environment:
         parts.append("belongs to another environment")
     elif not other.environment:
@@ -169,6 +169,8 @@ def _about_live(copy: Copy) -> list[str]:
         found.append(f"{copy.id} claims {copy.version_claimed}, but its content is {copy.version_content}")
     if copy.hard_linked:
         found.append(f"{copy.hard_linked:,} files of {copy.id} are hard links into a cache: none is written in place")
+    if copy.ddtree == "ours" and copy.foreign_files:
+        found.append(f"besides our build there are ddtree files of somebody else: {words.names(copy.foreign_files)}")
     if copy.read_only:
         found.append(f"{copy.root} is on a read-only file system")
     if copy.git is not None and copy.git.dirty and copy.kind.startswith("editable"):

@@ -19,7 +19,8 @@ def editable_install(live: Copy, checkout: Copy) -> tuple[str, ...]:
     elif live.dflash != checkout.dflash:
         found.append(f"changed the DFLASH worker from spec {live.dflash} to {checkout.dflash}")
     if live.compiled and not set(live.compiled) <= set(checkout.compiled):
-        found.append(f"left out or rebuilt {len(set(live.compiled) - set(checkout.compiled))} compiled modules")
+        lost = len(set(live.compiled) - set(checkout.compiled))
+        found.append(f"left out or rebuilt {words.count(lost, 'compiled module')}")
     if checkout.git is not None and checkout.git.dirty:
         found.append(f"put uncommitted edits into service ({words.names(checkout.git.dirty)})")
     if found and (checkout.git is None or not checkout.git.tags):

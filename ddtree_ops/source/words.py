@@ -77,6 +77,11 @@ def git(state: GitState) -> str:
     return ", ".join(parts)
 
 
+def count(number: int, thing: str) -> str:
+    """For example "1 file", "1,204 files"."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def listed(items: Iterable[str], most: int = 3) -> str:
     """Up to ``most`` items, and how many more there are."""
     names = list(items)

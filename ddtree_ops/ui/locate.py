@@ -28,7 +28,8 @@ def show(console: Console, facts: Facts, verdict: Verdict, *, host: str = "", ev
         _refusal(console, verdict)
     if evidence:
         _lines(console, "Evidence", verdict.evidence, "·", "dim")
-        _lines(console, "Not live", (f"{one.copy}: {one.why}" for one in verdict.others), "·", "dim")
+        title = "Not live" if verdict.live else "Found"
+        _lines(console, title, (f"{one.copy}: {one.why}" for one in verdict.others), "·", "dim")
     _lines(console, "Warnings", verdict.warnings, "!", "yellow")
 
 
@@ -134,9 +135,17 @@ def _refusal(console: Console, verdict: Verdict) -> None:
     refusal = verdict.refusal
     if refusal is None:
         return
+    searched = [place for place in refusal.looked_at if place.startswith("/") and " " not in place]
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    if len(searched) > 2:
+        table.add_row(Text("  looked at", style="dim"), Text(_printable(", ".join(searched)), style="dim"))
     for place in refusal.looked_at:
-        console.print(Text(f"  looked at  {_printable(place)}", style="dim"))
-    console.print(Text.assemble(("  next       ", "bold"), _printable(refusal.next_step)))
+        if len(searched) <= 2 or place not in searched:
+            table.add_row(Text("  looked at", style="dim"), Text(_printable(place), style="dim"))
+    table.add_row(Text("  next", style="bold"), Text(_printable(refusal.next_step), style="bold"))
+    console.print(table)
 
 
 def _lines(console: Console, title: str, lines: Any, mark: str, style: str) -> None:
