@@ -19,6 +19,7 @@ from .runner import Service, service_of
 from .supervisor import start_time
 
 SCHEMA = "ddtree-beacon/1"
+STALE = "the bytecode beside %s is of another source"
 SETTLE_SECONDS = 8.0  # a beacon appears about a second after its process imported SGLang
 _HELPERS = (
     ("multiprocessing.resource_tracker", "multiprocessing's resource tracker"),
@@ -181,7 +182,7 @@ class Audit:
         if not self._expected.interpreter or not paths:
             return
         for path in stale_bytecode(self._expected.interpreter, paths):
-            self.findings.append("the bytecode beside %s is of another source" % path)
+            self.findings.append(STALE % path)
 
     def missing_files(self) -> List[str]:
         """Files of the payload that no process reported although all of them were expected."""
@@ -195,18 +196,29 @@ def sockets_text(pid: int) -> str:
     return describe([pid])
 
 
+#: Run by the service's interpreter. Bytecode that Python would not load (another time or size, or checked by hash) is
+#: passed over: it is made again at the next import.
 _STALE = r"""
-import importlib.util, json, marshal, sys
+import importlib.util, json, marshal, os, sys
 stale = []
 for path in json.load(sys.stdin):
     try:
         with open(importlib.util.cache_from_source(path), "rb") as file:
-            code = marshal.loads(file.read()[16:])
+            data = file.read()
         with open(path, "rb") as file:
-            source = compile(file.read(), path, "exec", dont_inherit=True)
+            text = file.read()
+        status = os.stat(path)
     except OSError:
         continue
-    if code != source:
+    flags = int.from_bytes(data[4:8], "little")
+    made_of = (int.from_bytes(data[8:12], "little"), int.from_bytes(data[12:16], "little"))
+    if flags & 2 or (not flags & 1 and made_of != (int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)):
+        continue
+    try:
+        same = marshal.loads(data[16:]) == compile(text, path, "exec", dont_inherit=True)
+    except Exception:
+        same = False
+    if not same:
         stale.append(path)
 json.dump(stale, sys.stdout)
 """
@@ -214,7 +226,8 @@ json.dump(stale, sys.stdout)
 
 def stale_bytecode(interpreter: str, paths: Sequence[str]) -> List[str]:
     """Those of ``paths`` whose cached bytecode is not what the interpreter makes of the source: size and time lie."""
-    ran = commands.run([interpreter, "-I", "-S", "-c", _STALE], timeout=60.0, stdin=json.dumps(list(paths)).encode())
+    wanted = json.dumps([path for path in paths if path.endswith(".py")]).encode()
+    ran = commands.run([interpreter, "-I", "-S", "-c", _STALE], timeout=60.0, stdin=wanted)
     try:
         return [str(path) for path in json.loads(ran.out.decode("utf-8"))] if ran.ok else []
     except ValueError:
@@ -258,6 +271,17 @@ def _numbers(state: Mapping[str, Any]) -> Dict[str, Any]:
     return {
         key: value for key, value in state.items() if isinstance(value, (int, float)) and not isinstance(value, bool)
     }
+
+
+@verb("attest_disk")
+def attest_disk(params: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
+    """The disk alone, for a deployment without a service: ``files``, ``interpreter``."""
+    expected = expected_of(params)
+    findings = disk_findings(expected.files)
+    if expected.interpreter:
+        for path in stale_bytecode(expected.interpreter, sorted(expected.files)):
+            findings.append(STALE % path)
+    return {"ok": not findings, "findings": findings, "files": len(expected.files)}
 
 
 @verb("beacons")

@@ -14,7 +14,8 @@ from ddtree_ops.errors import ConfigError, GateFailed
 def result(rows=None, **more):
     row = {
         "id": "code/a", "kind": "code", "ok": True, "error": "", "ids": [1, 2, 3], "completion_tokens": 3,
-        "seconds": 0.5, "prompt_tokens": 10, "cached_tokens": 0, "verify_ct": 1, "accepted_drafts": 2, "ttft": 0.1, "first_tokens": 1,
+        "seconds": 0.5, "prompt_tokens": 10, "cached_tokens": 0, "verify_ct": 1, "accepted_drafts": 2, "ttft": 0.1,
+        "first_tokens": 1,
         "finish": "length",
     }  # fmt: skip
     made = [{**row, **one} for one in rows or [{}]]

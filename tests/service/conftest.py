@@ -33,7 +33,7 @@ class Session:
         self.events: list[dict[str, Any]] = []
 
     def call(self, verb: str, **params: Any) -> dict[str, Any]:
-        return self.link.call(verb, params, timeout=180.0, on_event=self.events.append)
+        return self.link.call(verb, params, timeout=None, on_event=self.events.append)
 
     def do(self, op: str, **params: Any) -> dict[str, Any]:
         return self.call("tx_do", op=op, params=params)

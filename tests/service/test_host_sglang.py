@@ -126,7 +126,7 @@ def test_plain_then_ddtree(session: Session, host: TestHost, tree_layer: Path) -
     ready = start(session, plain)
     names = [one["phase"] for one in ready["phases"]]
     assert "loading weights" in names or "weights loaded" in names
-    baseline = session.do("greedy_record", service=plain.ref(), **smoke.greedy_request(regime="code", max_tokens=32))
+    baseline = session.do("greedy_record", service=plain.ref(), **smoke.greedy_request(regime="code", prompts=3, max_tokens=24))
     assert baseline["gaps"]
     assert all(len(one["top"]) == len(one["ids"]) for one in baseline["answers"])
     raw = session.do("smoke", **smoke.request(plain.ref(), prompts=1, regime="code", max_tokens=8))
@@ -146,17 +146,18 @@ def test_plain_then_ddtree(session: Session, host: TestHost, tree_layer: Path) -
     assert any(path.endswith("worker_v2.py") for path in found["imported"])
     assert found["settings"]["budget"] == 16
 
-    asked = smoke.request(wanted.ref(), regime="code", max_tokens=32, proof=proof(wanted, tree_layer))
+    asked = smoke.request(wanted.ref(), regime="code", prompts=3, max_tokens=24, proof=proof(wanted, tree_layer))
     raw = session.do("smoke", budget=16, **asked)
+    print("\n".join(event["text"] for event in session.events if event.get("step") == "smoke"), raw["warmup"])
     report = smoke.evaluate(raw, baseline)
     print(json.dumps({key: report[key] for key in ("verdict", "reasons", "figures", "counters")}, indent=1))
     print(report["identity"]["counts"], raw["seconds"])
     assert report["verdict"] == "ok", report["reasons"]
     assert report["figures"]["tokens_per_verify_step"] > 1.2
-    assert report["identity"]["counts"]["equal"] + report["identity"]["counts"]["near_tie"] == 6
+    assert report["identity"]["counts"]["equal"] + report["identity"]["counts"]["near_tie"] == 3
     assert report["counters"]["verify_steps"] > 0
 
-    few = smoke.request(wanted.ref(), regime="code", prompts=2, max_tokens=16)
+    few = smoke.request(wanted.ref(), regime="code", prompts=1, max_tokens=12)
     lower = session.do("smoke", budget=4, **few)
     assert (lower["budget"], lower["captured_budget"]) == (4, 16)
     nodes = [smoke.evaluate(one)["counters"] for one in (lower, raw)]
