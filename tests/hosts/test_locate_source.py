@@ -1,4 +1,4 @@
-"""`locate-source` on real hosts: the origin story and the bad hosts, with nothing on the host changed by looking."""
+"""`locate-source` where systemd runs servers: which unit serves from which environment, and takeover by name."""
 
 from __future__ import annotations
 
@@ -7,70 +7,64 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts import badhosts, layers
-from tests.hosts.badhosts import Case
+from tests.hosts import layers
+from tests.hosts.badhosts import OTHER
 from tests.hosts.lab import Lab, TestHost
 from tests.hosts.tool import ddtree_ops
 
 pytestmark = pytest.mark.host
 MakeHost = Callable[..., TestHost]
 
+_SITE = f"{OTHER}/lib/python3.11/site-packages/sglang"
+#: Stands in for SGLang's server: a listening parent with a child that carries SGLang's title for its scheduler.
+_LAUNCH = """import socket, subprocess, sys, time
+listener = socket.create_server(("127.0.0.1", 30000))
+subprocess.Popen(["sglang::scheduler", "-c", "import time; time.sleep(600)"], executable=sys.executable)
+time.sleep(600)
+"""
 
-def test_origin_story_is_located(origin_host: TestHost, tmp_path: Path) -> None:
-    """The wheel is live; the checkout is older, dirty, without DFLASH; derive; what pip install -e would have done."""
-    inventory = origin_host.inventory(
-        tmp_path / "inventory.yaml", environment=layers.ENVIRONMENT, checkouts=[layers.CHECKOUT]
+
+@pytest.fixture
+def serving(lab: Lab, make_host: MakeHost) -> TestHost:
+    """Two environments; a unit serves from the second. PrivateTmp makes a mount namespace, which is no container."""
+    host = make_host(layers.wheel_layer(lab, "0.5.20"), layers.wheel_layer(lab, "0.5.13.post1", OTHER))
+    host.write(f"{_SITE}/__init__.py", "")
+    host.write(f"{_SITE}/launch_server.py", _LAUNCH)
+    host.write(
+        "/etc/systemd/system/llm.service",
+        "[Service]\nPrivateTmp=yes\nWorkingDirectory=/srv\nEnvironment=SGLANG_API_KEY=s3cret\n"
+        f"ExecStart={OTHER}/bin/python -m sglang.launch_server --port 30000 --model-path /m --api-key s3cret\n",
     )
-    with origin_host.unchanged():
-        said = ddtree_ops("locate-source", "--json", "-i", inventory, cwd=tmp_path)
-        told = ddtree_ops("locate-source", "-i", inventory, cwd=tmp_path)
-    assert said.code == told.code == 0, said.err
-    (host,) = said.json["hosts"]
-    verdict = host["verdict"]
-    assert (verdict["strategy"], verdict["spec"], verdict["refusal"]) == ("derive", "v1", None)
-    assert verdict["live"] == f"wheel@{layers.ENVIRONMENT}"
-    assert verdict["series"] == "sglang-0.5.13.post1"
-    copies = {copy["id"]: copy for copy in host["copies"]}
-    wheel, old = copies[verdict["live"]], copies[f"checkout@{layers.CHECKOUT}"]
-    assert (wheel["version_content"], wheel["dflash"], wheel["record"]["modified"]) == ("0.5.13.post1", "v1", [])
-    assert (old["version_content"], old["version_claimed"], old["dflash"]) == (layers.OLD, layers.OLD, "none")
-    assert sorted(old["git"]["dirty"]) == sorted(f"python/{path}" for path in layers.DIRTY)
-    assert old["git"]["tags"] == [f"v{layers.OLD}"]
-    (compared,) = host["divergences"]
-    assert min(compared["only_a"], compared["only_b"], compared["different"], compared["same"]) > 0
-    for words in (
-        f"The service imports SGLang 0.5.13.post1, the wheel in {layers.ENVIRONMENT}",
-        f"`pip install -e` over {layers.CHECKOUT} would have replaced 0.5.13.post1 by the older {layers.OLD}",
-        "removed DFLASH",
-        "uncommitted edits",
-    ):
-        assert words in told.text
-    assert "Traceback" not in told.text
+    host.run("systemctl daemon-reload; systemctl start llm")
+    host.run("for i in $(seq 100); do ss -Hltn sport = 30000 | grep -q . && exit 0; sleep 0.05; done; exit 1")
+    return host
 
 
-@pytest.mark.parametrize("case", [case for case in badhosts.CASES if not case.located], ids=lambda case: case.name)
-def test_bad_host_gets_no_verdict(case: Case, lab: Lab, make_host: MakeHost, tmp_path: Path) -> None:
-    """Exit 4, the words that name the fault, where it was looked and what to do; JSON says the same by code."""
-    host = case.build(lab, make_host)
-    inventory = host.inventory(tmp_path / "inventory.yaml", **case.settings)
-    with host.unchanged():
-        told = ddtree_ops("locate-source", "-i", inventory, cwd=tmp_path)
-        said = ddtree_ops("locate-source", "--json", "-i", inventory, cwd=tmp_path)
-    assert told.code == said.code == 4, told.err
-    for word in (*case.words, "Refused:", "looked at", "next"):
-        assert word in told.text, f"{word!r} is not in:\n{told.out}\n{told.err}"
-    refusal = said.json["hosts"][0]["verdict"]["refusal"]
-    assert refusal["looked_at"]
-    assert refusal["next_step"]
+def test_the_unit_that_serves_decides(serving: TestHost, tmp_path: Path) -> None:
+    """Socket -> process -> unit and environment; with no `environment` named, the one that serves is the service's."""
+    serving.inventory(tmp_path / "inventory.yaml")
+    with serving.unchanged():
+        said = ddtree_ops("locate-source", "--json", cwd=tmp_path)
+        named = ddtree_ops("locate-source", "--json", "--takeover", "llm.service", cwd=tmp_path)
+    assert said.code == named.code == 0, said.err
+    for found in (said.json["hosts"][0], named.json["hosts"][0]):
+        (server,) = found["servers"]
+        assert (server["unit"], server["port"], server["cwd"]) == ("llm.service", 30000, "/srv")
+        assert server["interpreter"] == f"{OTHER}/bin/python"
+        assert not server["foreign_namespace"]
+        assert len(server["processes"]) == 2
+        assert found["verdict"]["live"] == f"wheel@{OTHER}"
+    assert "s3cret" not in said.out + named.out
 
 
-def test_environment_inside_a_repository_is_located(wheel_host: Callable[..., TestHost], tmp_path: Path) -> None:
-    """Case B1: a repository around the environment is named, not refused, and not touched (not even its index)."""
-    host = wheel_host("0.5.20")
-    host.run("cd /root; git init -q .; printf ml-env > .gitignore; git add .gitignore; touch .gitignore")
-    inventory = host.inventory(tmp_path / "inventory.yaml", environment=layers.ENVIRONMENT)
-    with host.unchanged():
-        told = ddtree_ops("locate-source", "-i", inventory, cwd=tmp_path)
-    assert told.code == 0, told.err
-    assert f"{layers.ENVIRONMENT} lies in the git work tree of /root" in told.text
-    assert "sglang-0.5.20" in told.text
+def test_inventory_against_the_named_unit(serving: TestHost, tmp_path: Path) -> None:
+    """The inventory says one environment, the unit to be replaced runs on another: refused, both named."""
+    serving.inventory(tmp_path / "inventory.yaml", environment=layers.ENVIRONMENT)
+    with serving.unchanged():
+        said = ddtree_ops("locate-source", "--takeover", "llm.service", cwd=tmp_path)
+        absent = ddtree_ops("locate-source", "--takeover", "nonesuch", cwd=tmp_path)
+    assert said.code == absent.code == 4
+    for word in (layers.ENVIRONMENT, OTHER, "llm.service"):
+        assert word in said.text
+    assert "nonesuch" in absent.text
+    assert "llm.service" in absent.text
