@@ -182,11 +182,13 @@ def _parse(path: str, data: bytes) -> "tuple[List[Record], str, int]":
         try:
             record = json.loads(line.decode("ascii"))
             intact = record["n"] == index and record["prev"] == previous
-        except (ValueError, KeyError, TypeError):
-            intact = False
-        if not intact:
+        except ValueError:
             if index == len(lines) - 1 and not tail:
                 break  # the last line, torn by a crash
+            intact = False
+        except (KeyError, TypeError):
+            intact = False
+        if not intact:
             raise HostError(
                 "journal_damaged",
                 "the journal's chain of hashes breaks at line %d" % (index + 1),

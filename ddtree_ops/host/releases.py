@@ -51,6 +51,7 @@ def stage(tx: Tx, folder: str) -> str:
     staging = os.path.join(tx.releases, ".%s.%s" % (os.path.basename(folder), tx.run_id))
     tx.will("remove_release", {"path": folder}, "create %s" % folder)
     tx.will("remove_release", {"path": staging}, "build in %s" % staging)
+    shutil.rmtree(staging, ignore_errors=True)  # of an attempt in this very run that failed
     os.makedirs(staging, 0o755)
     return staging
 
