@@ -56,12 +56,14 @@ def site_folders(prefix: str) -> List[str]:
 def executable_of(named: str) -> str:
     """The interpreter that an inventory means by an environment's folder or an interpreter's path; "" when none."""
     path = user_path(named)
-    if os.path.isdir(path):
-        for name in ("bin/python", "bin/python3"):
-            if os.path.exists(os.path.join(path, name)):
-                return os.path.join(path, name)
-        return ""
-    return path if os.path.exists(path) else ""
+    if not os.path.isdir(path):
+        return path if os.path.lexists(path) else ""
+    choices = [os.path.join(path, name) for name in ("bin/python", "bin/python3")]
+    for exists in (os.path.exists, os.path.lexists):  # a link to nothing is better than none: starting it says why
+        for choice in choices:
+            if exists(choice):
+                return choice
+    return ""
 
 
 def python_in(words: Iterable[str]) -> str:
@@ -116,7 +118,8 @@ def may_start(candidate: Candidate) -> bool:
     """Named by somebody, or owned by root or by the user that we are."""
     if candidate.named:
         return True
-    return all(owner_of(path)[0] in (0, os.geteuid()) for path in (candidate.path, os.path.dirname(candidate.path)))
+    places = (candidate.path, os.path.dirname(candidate.path))
+    return all(owner_of(place)[0] in (-1, 0, os.geteuid()) for place in places)  # -1: nothing there to be started
 
 
 def interrogate(look: Look, candidate: Candidate) -> None:

@@ -103,15 +103,24 @@ def test_interpreter_of_another_user_is_not_started(environment: Environment, tm
 
 
 def test_interpreter_that_is_broken(environment: Environment, tmp_path: Path) -> None:
-    """A dangling link (the base Python was removed): an error beside what the disk still tells."""
-    environment.python.unlink()
-    environment.python.symlink_to(tmp_path / "gone")
+    """The base Python lost a library: its own words, beside what the disk still tells."""
     (environment.prefix / "bin/python3").unlink()
     script(environment.prefix / "bin/python3", "echo 'error while loading shared libraries' >&2; exit 127\n")
     found = material.collect(tmp_path, environment=environment.prefix / "bin/python3")
     mine = next(one for one in found.interpreters if one.prefix == str(environment.prefix))
     assert "shared libraries" in mine.error
     assert material.copy_in(found, environment.site / "sglang").version_claimed == "0.5.20"
+
+
+def test_interpreter_that_leads_to_nothing(environment: Environment, tmp_path: Path) -> None:
+    """A virtual environment whose base Python was removed, or cannot be read by this user: said, not "no interpreter"."""
+    for name in ("python", "python3"):
+        (environment.prefix / "bin" / name).unlink()
+        (environment.prefix / "bin" / name).symlink_to(tmp_path / "gone")
+    found = material.collect(tmp_path, environment=environment.prefix)
+    mine = next(one for one in found.interpreters if "inventory" in one.sources)
+    assert "No such file" in mine.error
+    assert mine.packages["sglang"] == "0.5.20"
 
 
 def test_noise_of_sitecustomize_does_not_hide_the_answer(environment: Environment, tmp_path: Path) -> None:
