@@ -113,7 +113,7 @@ def test_interpreter_that_is_broken(environment: Environment, tmp_path: Path) ->
 
 
 def test_interpreter_that_leads_to_nothing(environment: Environment, tmp_path: Path) -> None:
-    """A virtual environment whose base Python was removed, or cannot be read by this user: said, not "no interpreter"."""
+    """The base Python was removed, or cannot be read by this user: that is said, not "no interpreter"."""
     for name in ("python", "python3"):
         (environment.prefix / "bin" / name).unlink()
         (environment.prefix / "bin" / name).symlink_to(tmp_path / "gone")
