@@ -13,7 +13,7 @@ import os
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-from . import commands, hashing, procs
+from . import commands, hashing, procs, sockets
 from .protocol import Emit, HostError, verb
 from .runner import Service, service_of
 from .supervisor import start_time
@@ -132,7 +132,7 @@ class Audit:
         if not self.pids:
             self.findings.append("%s has no process" % self._service.unit)
         for pid in missing:
-            self.findings.append("%s reports no imports: it does not run this build" % sockets_text(pid))
+            self.findings.append("%s reports no imports: it does not run this build" % sockets.describe([pid]))
         for pid in self.pids:
             if pid in self.beacons:
                 self._compare(pid, self.beacons[pid])
@@ -187,13 +187,6 @@ class Audit:
     def missing_files(self) -> List[str]:
         """Files of the payload that no process reported although all of them were expected."""
         return sorted(set(self._expected.files) - set(self.imported))
-
-
-def sockets_text(pid: int) -> str:
-    """One process for a finding."""
-    from .sockets import describe
-
-    return describe([pid])
 
 
 #: Run by the service's interpreter. Bytecode that Python would not load (another time or size, or checked by hash) is

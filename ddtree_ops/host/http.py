@@ -161,6 +161,11 @@ def read_secrets(path: str) -> Dict[str, str]:
     return found
 
 
+def environment_line(name: str, value: str) -> str:
+    """One line of an environment file: in double quotes a backslash escapes itself, the quote, ``$`` and backtick."""
+    return '%s="%s"\n' % (name, re.sub(r'([\\"`$])', r"\\\1", value))
+
+
 def api_key(secrets_path: str, pid: int = 0) -> str:
     """The key that a server asks for: from our secrets file, else from the arguments or environment of ``pid``."""
     found = read_secrets(secrets_path).get(KEY_NAME, "") if secrets_path else ""

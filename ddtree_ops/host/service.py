@@ -14,6 +14,8 @@ import time
 from typing import Any, Dict, List, Optional
 
 from . import durable, enablement, procs, readiness, sockets, systemd
+from .http import HEALTH_TIMEOUT, HttpTrouble, environment_line
+from .logs import errors
 from .ops import Params, Tx, Work, absolute, need, op, undoer
 from .protocol import Emit, HostError, verb
 from .runner import Service, service_of
@@ -29,8 +31,9 @@ _OURS = (MARKER, '"ddtree-process/1"')
 def unit_install(tx: Tx, params: Params) -> Params:
     """Write the unit and its secrets file, make systemd read it, and check that it is what systemd now sees.
 
-    ``service``, ``text``; ``secrets`` (the text of the environment file, "" for none: never journalled), ``cache_dir``
-    and ``user`` (its owner). A unit of that name that is not ours is refused, as is one that systemd complains about.
+    ``service``, ``text``; ``secrets`` (the text of the environment file, "" for none: never journalled) and
+    ``host_secrets`` (name -> file on this host that holds the value); ``cache_dir`` and ``user`` (its owner). A unit of
+    that name that is not ours is refused, as is one that systemd complains about.
     """
     service = service_of(params)
     path = absolute(params["service"], "path")
@@ -40,7 +43,7 @@ def unit_install(tx: Tx, params: Params) -> Params:
         _refuse_complaints(service.unit, text)
     _make_cache(str(params.get("cache_dir") or ""), str(params.get("user") or ""))
     changed = []
-    secrets = str(params.get("secrets") or "")
+    secrets = str(params.get("secrets") or "") + _host_secrets(dict(params.get("host_secrets") or {}))
     if service.secrets_file and _write(tx, service, service.secrets_file, secrets, 0o600):
         changed.append(service.secrets_file)
     if _write(tx, service, path, text, 0o644):
@@ -49,6 +52,23 @@ def unit_install(tx: Tx, params: Params) -> Params:
         systemd.daemon_reload()
         _check_seen(service, path)
     return {"path": path, "sha256": hashlib.sha256(text.encode("utf-8")).hexdigest(), "changed": changed}
+
+
+def _host_secrets(places: Dict[str, str]) -> str:
+    """Lines for secrets that lie on this host and never travel."""
+    lines = []
+    for name, place in sorted(places.items()):
+        try:
+            with open(os.path.expanduser(place), encoding="utf-8") as file:
+                lines.append(environment_line(name, file.read().rstrip("\n")))
+        except (OSError, ValueError) as error:
+            raise HostError(
+                "no_secret",
+                "the secret %s cannot be read on the host: %s" % (name, getattr(error, "strerror", "") or "no text"),
+                where=place,
+                next="put it there (mode 0600), or name another source in the inventory",
+            ) from None
+    return "".join(lines)
 
 
 def _refuse_foreign(path: str) -> None:
@@ -259,8 +279,6 @@ def service_start(tx: Tx, params: Params) -> Params:
 
 
 def _could_not_start(service: Service, error: HostError) -> HostError:
-    from .logs import errors
-
     lines = service.last_lines(40)
     found = errors(lines)
     return HostError(
@@ -369,15 +387,11 @@ def service_status(params: Params, emit: Emit) -> Params:
         found["listeners"] = [item.as_dict() for item in sockets.listeners(service.port, state["pids"])]
         found["health"] = _health(service)
     if state["active"] == "failed":
-        from .logs import errors
-
         found["errors"] = errors(service.last_lines(200))
     return found
 
 
 def _health(service: Service) -> Dict[str, Any]:
-    from .http import HEALTH_TIMEOUT, HttpTrouble
-
     try:
         reply = service.client().get("/health", timeout=HEALTH_TIMEOUT)
     except HttpTrouble as trouble:

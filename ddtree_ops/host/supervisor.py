@@ -107,7 +107,7 @@ class Supervisor:
         self._child = subprocess.Popen(
             self._config["argv"],
             env=self._config["environment"],
-            cwd=self._config["run_dir"],
+            cwd=self._config.get("directory") or self._config["run_dir"],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )

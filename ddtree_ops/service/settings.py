@@ -67,6 +67,7 @@ class ServiceSpec(Value, frozen=True, kw_only=True):
     release_id: str = ""
     build_id: str = ""
     user: str = ""
+    working_directory: str = ""
     python_version: tuple[int, int] = (3, 11)
     systemd_version: int = 252
     timeout_start: int = 1800
@@ -82,6 +83,11 @@ class ServiceSpec(Value, frozen=True, kw_only=True):
     def run_dir(self) -> str:
         """``DDTREE_RUN_DIR``: beacons and the control file; emptied by a stop."""
         return f"{self.run_root}/{self.name}"
+
+    @property
+    def directory(self) -> str:
+        """The working directory: by default the run folder, which never holds a folder named ``sglang``."""
+        return self.working_directory or self.run_dir
 
     @property
     def secrets_path(self) -> str:

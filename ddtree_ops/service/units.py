@@ -163,6 +163,7 @@ def _process_text(spec: ServiceSpec) -> str:
         "environment": spec.env(),
         "secrets_file": spec.secrets_path,
         "run_dir": spec.run_dir,
+        "directory": spec.directory,
         "log": spec.log_path,
         "timeout_stop": spec.timeout_stop,
         "restart": {"delay": 10, "interval": 600, "burst": 3},

@@ -126,7 +126,9 @@ def test_plain_then_ddtree(session: Session, host: TestHost, tree_layer: Path) -
     ready = start(session, plain)
     names = [one["phase"] for one in ready["phases"]]
     assert "loading weights" in names or "weights loaded" in names
-    baseline = session.do("greedy_record", service=plain.ref(), **smoke.greedy_request(regime="code", prompts=3, max_tokens=24))
+    baseline = session.do(
+        "greedy_record", service=plain.ref(), **smoke.greedy_request(regime="code", prompts=3, max_tokens=24)
+    )
     assert baseline["gaps"]
     assert all(len(one["top"]) == len(one["ids"]) for one in baseline["answers"])
     raw = session.do("smoke", **smoke.request(plain.ref(), prompts=1, regime="code", max_tokens=8))

@@ -189,3 +189,19 @@ def test_the_previous_unit_and_secrets_come_back_byte_for_byte(fake_host, sessio
     host.call("tx_abort", reason="test")
     assert (fake_host.read(old.unit_path), fake_host.read(old.secrets_path)) == before
     assert fake_host.run(["stat", "-c", "%a", old.secrets_path]).strip() == "600"
+
+
+def test_a_secret_that_lies_on_the_host_never_travels(fake_host, session):
+    """`host-file:` secrets are read there; one that is missing is named, and nothing is written."""
+    spec = fake_spec(secrets=("HF_TOKEN", "OTHER"))
+    host = session(fake_host)
+    host.begin()
+    params = install(spec, secrets=secrets_text({"OTHER": "x"}))
+    with pytest.raises(DdtreeError) as caught:
+        host.do("unit_install", **params, host_secrets={"HF_TOKEN": "/root/.hf-token"})
+    assert caught.value.reason == "no_secret"
+    assert not fake_host.exists(spec.secrets_path)
+    fake_host.write("/root/.hf-token", 'hf_can"ary\n', "600")
+    host.do("unit_install", **params, host_secrets={"HF_TOKEN": "/root/.hf-token"})
+    assert fake_host.read(spec.secrets_path).endswith('OTHER="x"\nHF_TOKEN="hf_can\\"ary"\n')
+    assert "ary" not in host.texts

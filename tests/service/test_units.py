@@ -123,3 +123,11 @@ def test_one_line_per_flag():
         ["--b"],
         ["--c", "3"],
     ]
+
+
+def test_both_ends_write_an_environment_file_alike():
+    """Secrets that lie on the host are written there, by the same rules."""
+    from ddtree_ops.host.http import environment_line
+
+    value = 'a"b\\c$d`e\nf%n'
+    assert environment_line("KEY", value) == f"KEY={environment_file_value(value)}\n"
