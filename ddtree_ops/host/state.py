@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any, Dict, List, Optional
 
-from . import durable, journal, locks
+from . import journal, locks
 from .interpreters import writable
-from .look import Fact, Look
+from .look import Fact, Look, read_bytes
 from .protocol import HostError
 
 
@@ -26,9 +27,22 @@ def describe(look: Look) -> Dict[str, Any]:
         "state_root_exists": os.path.isdir(root),
         "state_root_writable": writable(_existing(root)),
         "lock": _lock(lock) if lock else None,
-        "deployment": _quietly(look, lambda: durable.read_json(os.path.join(root, "deployment.json"))),
+        "deployment": _deployment(look, os.path.join(root, "deployment.json")),
         "interrupted": None if alive else _interrupted(look, root),
     }
+
+
+def _deployment(look: Look, path: str) -> Optional[Fact]:
+    """The deployment's record; one that is damaged is not the same as none, so that is said."""
+    raw = read_bytes(path, 64 << 20)
+    try:
+        record = json.loads(raw.decode("utf-8")) if raw else None
+    except ValueError as error:
+        record = error
+    if record is not None and not isinstance(record, dict):
+        look.warn("state folder: %s is damaged; what is deployed is unknown" % path)
+        return None
+    return record
 
 
 def _lock(owner: Dict[str, Any]) -> Fact:

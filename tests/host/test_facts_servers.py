@@ -181,3 +181,24 @@ def test_unit_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert unit["exec_start"] == ["/f/bin/python", "-m", "sglang.launch_server", "--api-key", "***"]
     assert unit["environment"] == {"PYTHONPATH": "/opt/base", "SGLANG_A": "1", "SGLANG_B": "x y"}
     assert unit["working_directory"] == "/srv"
+
+
+def test_server_in_another_pid_namespace(environment: Environment, tmp_path: Path) -> None:
+    """Case A8: a server in a container is reported as such; the host's copy is not its copy, whatever its paths say."""
+    probe = subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True, check=False)
+    if probe.returncode:
+        pytest.skip("this machine makes no pid namespaces for us")
+    port = free_port()
+    command = [str(environment.python), "-m", "sglang.launch_server", "--port", str(port)]
+    process = subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--kill-child", *command], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("ready")
+        (server,) = material.collect(tmp_path, port=port).servers
+        assert server.foreign_namespace
+        assert (server.port, server.interpreter, server.unit) == (port, "", "")
+    finally:
+        process.kill()
+        process.communicate()
