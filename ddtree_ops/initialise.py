@@ -14,7 +14,8 @@ import yaml
 
 from .errors import ConfigError, Refused, UsageError
 from .inventory import Host, Service
-from .inventory_schema import OWN_FLAGS, looks_secret, read
+from .inventory_reader import read
+from .inventory_schema import OWN_FLAGS, looks_secret
 from .model import Facts, Server
 
 _BLOCK_ALGORITHMS = ("DFLASH", "DDTREE")  # their drafter is a DFlash drafter, which DDTREE can use

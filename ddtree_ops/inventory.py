@@ -15,7 +15,8 @@ from typing import Any, Literal
 import msgspec
 
 from .errors import ConfigError, UsageError
-from .inventory_schema import HOST_FIELDS, Entries, Field, Settings, field_of, parse_setting, read
+from .inventory_reader import Entries, Settings, parse_setting, read
+from .inventory_schema import HOST_FIELDS, Field, field_of
 from .model import Value
 
 

@@ -11,7 +11,7 @@ import pytest
 from ddtree_ops.errors import ConfigError, Refused, UsageError
 from ddtree_ops.initialise import Entry, add_entry, entry_from
 from ddtree_ops.inventory import Host, Inventory, load
-from ddtree_ops.inventory_schema import read
+from ddtree_ops.inventory_reader import read
 from ddtree_ops.model import Facts
 
 HOST = Host(name="10.1.230.172", address="10.1.230.172", user="root")

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from ddtree_ops import inventory as inventories
 from ddtree_ops.errors import ConfigError, UsageError
 from ddtree_ops.inventory import Inventory, Secret, load, shown
-from ddtree_ops.inventory_schema import HOST_FIELDS, Field, read
+from ddtree_ops.inventory_reader import read
+from ddtree_ops.inventory_schema import HOST_FIELDS, Field
 from ddtree_ops.resources import example_inventory
 
 LAYERS = """\

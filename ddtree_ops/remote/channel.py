@@ -14,7 +14,9 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from ..errors import DdtreeError, TransportError, from_remote
-from ..host.protocol import PROTOCOL, Decoder, FrameError, encode
+from ..host.frames import Decoder, FrameError, encode
+from ..host.protocol import PROTOCOL
+from .bundle import CORE, Bundle
 
 SILENCE = 25.0  # seconds without a byte while a call runs; the host beats every 5 s
 STARTUP = 40.0  # seconds until the first word
@@ -51,7 +53,7 @@ class Stream(Protocol):
 class Link:
     """The open conversation with one host; made by :func:`ddtree_ops.remote.connection.connect`.
 
-    One call runs at a time. ``hello`` is what the program said first (Python version, pid, euid, verbs), set once the
+    One call runs at a time. ``hello`` is what the program said first (Python version, pid, euid), set once the
     first call returned.
     """
 
@@ -61,11 +63,14 @@ class Link:
         nonce: str,
         host: str,
         *,
+        program: Bundle,
         on_event: OnEvent | None = None,
         startup_failure: StartupFailure | None = None,
         silence: float = SILENCE,
     ) -> None:
         self.host = host
+        self._program = program
+        self._sent = set(CORE)  # modules that the host has
         self.silence = silence
         self.hello: dict[str, Any] = {}
         self.bytes_sent = 0
@@ -124,7 +129,8 @@ class Link:
             number = self._number
             self._heard = time.monotonic()
             end = None if timeout is None else self._heard + timeout
-            self._write(encode({"id": number, "verb": verb, "params": params or {}}, self._nonce))
+            request = {"id": number, "verb": verb, "params": params or {}, **self._modules(verb)}
+            self._write(encode(request, self._nonce))
             while True:
                 message = self._next(verb, end, timeout)
                 if message.get("id") == 0:
@@ -172,6 +178,13 @@ class Link:
         self.close()
 
     # -- inside a call --
+
+    def _modules(self, verb: str) -> dict[str, Any]:
+        """The modules of the program that ``verb`` needs and the host does not have yet."""
+        load, needed = self._program.needed(verb)
+        missing = sorted(needed - self._sent)
+        self._sent |= needed
+        return {"load": load, "modules": {name: self._program.modules[name] for name in missing}} if missing else {}
 
     def _next(self, verb: str, end: float | None, timeout: float | None) -> dict[str, Any]:
         while True:

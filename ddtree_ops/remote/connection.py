@@ -8,7 +8,7 @@ import sys
 
 from ..errors import HostUnreachable
 from ..inventory import Host
-from . import startup
+from . import bundle, startup
 from .channel import Link, OnEvent, Stream
 from .local import LocalStream
 
@@ -36,15 +36,17 @@ def connect(host: Host, *, on_event: OnEvent | None = None) -> Link:
             raise HostUnreachable(f"{host.name} has no address", next_step="give `address:` in the inventory")
         stream = ssh.open_stream(host, startup.command(host, ssh.login_is_root(host)))
         first = ""
+    program = bundle.bundle()
     link = Link(
         stream,
         nonce,
         host.name,
+        program=program,
         on_event=on_event,
         startup_failure=lambda status, stderr, noise: startup.failure(host, status, stderr, noise),
     )
     try:
-        return link.start(startup.preamble(host, nonce, first))
+        return link.start(startup.preamble(host, nonce, program, first))
     except BaseException:
         link.close()
         raise

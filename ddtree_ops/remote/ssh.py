@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +21,7 @@ from ..errors import AuthenticationFailed, DdtreeError, HostUnreachable
 from ..inventory import Host
 from .auth import Keys, allowed_methods
 from .host_keys import StrictPolicy
+from .sockets import dial, proxy
 from .ssh_config import Endpoint, endpoint, jump_endpoint
 
 HANDSHAKE = 20.0  # seconds for each of banner, key exchange, authentication
@@ -179,66 +178,6 @@ def _transport(sock: Any, policy: StrictPolicy, options: dict[str, Any]) -> para
     return transport
 
 
-# -- sockets --
-
-
-def _socket(target: Endpoint, via: paramiko.Transport | None, route: contextlib.ExitStack) -> Any:
-    if via is not None:
-        try:
-            return via.open_channel("direct-tcpip", (target.address, target.port), ("", 0), timeout=CHANNEL_OPEN)
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            raise HostUnreachable(f"the jump host cannot reach {target.where}: {error}", where=target.where)
-    if target.proxy_command:
-        return _proxy(target, route)
-    return _dial(target)
-
-
-def _dial(target: Endpoint) -> socket.socket:
-    try:
-        sock = socket.create_connection((target.address, target.port), timeout=target.connect_timeout)
-    except socket.gaierror as error:
-        raise HostUnreachable(
-            f"the name {target.address} is not known: {error.strerror}",
-            where=target.where,
-            next_step="give an address, or HostName in ssh_config",
-        )
-    except TimeoutError:
-        raise HostUnreachable(
-            f"no answer from {target.address}:{target.port} within {target.connect_timeout:.0f} s",
-            where=target.where,
-            why="the host is down, or a firewall drops the packets",
-            next_step=f"ssh -v -p {target.port} {target.user}@{target.address}",
-        )
-    except OSError as error:
-        raise HostUnreachable(
-            f"{target.address}:{target.port} cannot be reached: {error.strerror or error}",
-            where=target.where,
-            next_step=f"is sshd up there, and is {target.port} its port?",
-        )
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
-
-
-def _proxy(target: Endpoint, route: contextlib.ExitStack) -> socket.socket:
-    """ProxyCommand on one end of a socket pair: unlike paramiko's own it notices the end and honours timeouts."""
-    ours, theirs = socket.socketpair()
-    process = subprocess.Popen(  # the user's own ssh_config names this command, and sees its errors, as with ssh
-        ["/bin/sh", "-c", f"exec {target.proxy_command}"], stdin=theirs.fileno(), stdout=theirs.fileno()
-    )
-    theirs.close()
-
-    def end() -> None:
-        ours.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(1.0)
-            return
-        process.terminate()
-        process.wait()
-
-    route.callback(end)
-    return ours
-
-
 # -- what failures mean --
 
 
@@ -274,6 +213,17 @@ def _named_failures(target: Endpoint, keys: Keys) -> Iterator[None]:
                 next_step=f"ssh -v -p {target.port} {target.user}@{target.address}",
             )
         )
+
+
+def _socket(target: Endpoint, via: paramiko.Transport | None, route: contextlib.ExitStack) -> Any:
+    if via is not None:
+        try:
+            return via.open_channel("direct-tcpip", (target.address, target.port), ("", 0), timeout=CHANNEL_OPEN)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise HostUnreachable(f"the jump host cannot reach {target.where}: {error}", where=target.where)
+    if target.proxy_command:
+        return proxy(target, route)
+    return dial(target)
 
 
 def _start(transport: paramiko.Transport, host: Host, command: str) -> paramiko.Channel:

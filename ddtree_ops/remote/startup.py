@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import DdtreeError, Refused, TransportError
 from ..inventory import Host
-from .bundle import bundle
+from .bundle import Bundle
 
 NO_PYTHON = "DDTREE-OPS-NO-PYTHON"
 
@@ -32,11 +32,11 @@ def command(host: Host, as_root: bool) -> str:
     return SUDO_COMMAND if host.become and not as_root else COMMAND
 
 
-def preamble(host: Host, nonce: str, first: str = "") -> bytes:
-    """What is sent before the first request: interpreters to try first and last, then the program."""
+def preamble(host: Host, nonce: str, program: Bundle, first: str = "") -> bytes:
+    """What is sent before the first request: interpreters to try first and last, then the program's core."""
     last = f"{host.environment.rstrip('/')}/bin/python3" if host.environment else ""
-    packed = bundle().packed
-    return f"{host.python or first}\n{last}\n{len(packed)} {nonce}\n".encode("utf-8", "surrogateescape") + packed
+    head = f"{host.python or first}\n{last}\n{len(program.packed)} {nonce}\n"
+    return head.encode("utf-8", "surrogateescape") + program.packed
 
 
 def needs_root(host: Host) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddtree_ops.inventory import Host, SshOptions
-from ddtree_ops.remote import bundle, startup
+from ddtree_ops.remote import bundle
 from tests.hosts.light_sshd import LightHost, find_sshd
 
 MISBEHAVING = '''
@@ -61,7 +61,8 @@ def crash(params, emit):
 @protocol.verb("truncate")
 def truncate(params, emit):
     """Half a reply, then the end."""
-    frame = protocol.encode({"id": 0, "event": {"kind": "x" * 1000}}, params["nonce"])
+    from .frames import encode
+    frame = encode({"id": 0, "event": {"kind": "x" * 1000}}, params["nonce"])
     os.write(params["fd"], frame[: len(frame) // 2])
     os._exit(0)
 
@@ -83,11 +84,11 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bundle.Bundle:
     folder = tmp_path / "program"
     folder.mkdir()
     real = Path(bundle.__file__).parents[1] / "host"
-    for name in ("__init__.py", "protocol.py", "main.py"):
+    for name in ("__init__.py", "frames.py", "protocol.py", "main.py"):
         shutil.copy(real / name, folder / name)
     (folder / "facts.py").write_text(MISBEHAVING)
     made = bundle.build(folder)
-    monkeypatch.setattr(startup, "bundle", lambda: made)
+    monkeypatch.setattr(bundle, "bundle", lambda: made)
     return made
 
 

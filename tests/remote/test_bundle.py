@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from ddtree_ops.errors import DdtreeError
+from ddtree_ops.host.main import MODULES as MAIN_MODULES
 from ddtree_ops.remote import bundle as bundling
 from ddtree_ops.remote import startup
 
 HOST = Path(bundling.__file__).parents[1] / "host"
 MODULES = sorted(HOST.glob("*.py"))
+#: Read as files by others (a backend for pip, an entry point), never imported by the program.
+UNSENT: set[str] = set()
 
 
 def _interpreters() -> list[str]:
@@ -33,26 +37,32 @@ def _interpreters() -> list[str]:
 
 def test_deterministic_bytes() -> None:
     one, two = bundling.build(), bundling.build()
-    assert (one.text, one.sha256, one.packed) == (two.text, two.sha256, two.packed)
+    assert (one.core, one.sha256, one.packed, one.modules) == (two.core, two.sha256, two.packed, two.modules)
 
 
 def test_a_changed_module_changes_the_name_of_the_bundle(tmp_path: Path) -> None:
     copy = shutil.copytree(HOST, tmp_path / "host")
     before = bundling.build(copy).sha256
-    (copy / "protocol.py").write_text((copy / "protocol.py").read_text() + "\n# changed\n")
-    assert bundling.build(copy).sha256 != before
+    for name in ("protocol.py", "facts.py"):
+        (copy / name).write_text((copy / name).read_text() + "\n# changed\n")
+        after = bundling.build(copy).sha256
+        assert after != before
+        before = after
 
 
 @pytest.mark.parametrize("python", _interpreters())
 def test_runs_under_every_python_of_this_machine(python: str) -> None:
-    """The whole program, all verbs imported, started exactly as on a host."""
+    """The whole program (a verb that needs the registry of operations needs all), started exactly as on a host."""
     from ddtree_ops.inventory import Host
     from ddtree_ops.remote.connection import connect
 
     with connect(Host(name="here", transport="local", python=python)) as link:
         assert link.call("ping", timeout=60)["pid"] > 0
-        assert "ping" in link.hello["verbs"]
         assert link.hello["executable"] == python
+        with pytest.raises(DdtreeError) as caught:
+            link.call("tx_do", {"op": "no such operation"}, timeout=60)
+        assert caught.value.reason != "unknown_verb"
+        assert link._sent >= set(bundling.bundle().modules) - UNSENT
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
@@ -73,6 +83,50 @@ def test_relative_imports_stay_inside_the_program(path: Path) -> None:
     """`from ..errors import x` works on the controller, where host/ is a subpackage, and fails on the host."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         assert not (isinstance(node, ast.ImportFrom) and node.level > 1), ast.unparse(node)
+
+
+def _imported(path: Path) -> set[str]:
+    """The sibling modules that a module imports, by its syntax tree."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            names |= {node.module} if node.module else {alias.name for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_imports_are_found_as_python_finds_them(path: Path) -> None:
+    """The bundle reads imports by a pattern (parsing takes too long for every run); a missed one fails on the host."""
+    assert bundling.imports_of(path.read_text("utf-8")) == _imported(path)
+
+
+def _registered(path: Path, kind: str) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.FunctionDef):
+            for mark in node.decorator_list:
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func).rpartition(".")[2] == kind:
+                    found.add(ast.literal_eval(mark.args[0]))
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_every_verb_and_operation_is_reachable(path: Path) -> None:
+    """A module that registers something but is never imported would be "no such verb" on the host alone."""
+    program = bundling.bundle()
+    reachable = program.closure(MAIN_MODULES) | set(bundling.CORE)
+    if any(_registered(path, kind) for kind in ("verb", "op", "undoer")):
+        assert path.stem in reachable
+    for verb in _registered(path, "verb"):
+        assert path.stem in program.needed(verb)[1]
+
+
+def test_looking_at_a_host_does_not_need_what_writes() -> None:
+    """`locate-source` over a slow line should not wait for the code of transactions."""
+    program = bundling.bundle()
+    assert program.needed("facts")[0] == ("facts",)
+    assert not program.needed("facts")[1] & {"ops", "tx", "undo", "service"}
+    assert program.needed("no such verb") == ((), frozenset())
 
 
 def test_command_line_has_one_pair_of_quotes_and_nothing_that_a_shell_would_expand() -> None:

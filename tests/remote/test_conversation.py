@@ -16,7 +16,7 @@ import pytest
 
 from ddtree_ops.errors import DdtreeError, Refused, TransportError
 from ddtree_ops.inventory import Host, SshOptions
-from ddtree_ops.remote import channel
+from ddtree_ops.remote import bundle, channel
 from ddtree_ops.remote.bundle import Bundle
 from ddtree_ops.remote.channel import Link
 from ddtree_ops.remote.connection import connect
@@ -142,15 +142,14 @@ def test_silent_host_meets_a_deadline(link: Link) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_heartbeat_keeps_a_long_call_alive(program: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeat_keeps_a_long_call_alive(program: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A verb that says nothing for longer than the deadline on silence is no reason to cut the connection."""
-    from ddtree_ops.remote import bundle as bundling
-    from ddtree_ops.remote import startup
-
-    quick = program.text.replace("HEARTBEAT_SECONDS = 5.0", "HEARTBEAT_SECONDS = 0.3")
-    assert quick != program.text
-    made = bundling.Bundle(quick, "", __import__("zlib").compress(quick.encode()))
-    monkeypatch.setattr(startup, "bundle", lambda: made)
+    source = tmp_path / "program/protocol.py"
+    quick = source.read_text().replace("HEARTBEAT_SECONDS = 5.0", "HEARTBEAT_SECONDS = 0.3")
+    assert quick != source.read_text()
+    source.write_text(quick)
+    made = bundle.build(source.parent)
+    monkeypatch.setattr(bundle, "bundle", lambda: made)
     heard: list[dict[str, Any]] = []
     with connect(Host(name="here", transport="local"), on_event=heard.append) as link:
         link.call("echo")

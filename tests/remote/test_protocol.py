@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddtree_ops.host import protocol
-from ddtree_ops.host.protocol import Decoder, FrameError, HostError, encode
+from ddtree_ops.host.frames import MAGIC, Decoder, FrameError, encode
+from ddtree_ops.host.protocol import HostError
 
 NONCE = "0123456789abcdef"
 MESSAGES = st.dictionaries(st.text(max_size=8), st.integers() | st.text(max_size=40) | st.none(), max_size=4)
@@ -51,7 +52,7 @@ def test_a_cut_frame_is_never_a_message(count: int) -> None:
     decoder = Decoder(NONCE)
     got = decoder.feed(frame[:count])
     assert got == ([] if count < len(frame) else [{"id": 1, "ok": True, "result": {}}])
-    assert decoder.partial == (len(protocol.MAGIC) + len(NONCE) + 1 <= count < len(frame))
+    assert decoder.partial == (len(MAGIC) + len(NONCE) + 1 <= count < len(frame))
 
 
 def test_frames_of_another_run_are_noise() -> None:
@@ -76,7 +77,7 @@ def test_noise_is_kept_only_at_its_head() -> None:
 )
 def test_impossible_headers_are_damage(header: bytes) -> None:
     with pytest.raises(FrameError):
-        Decoder(NONCE).feed(protocol.MAGIC + NONCE.encode() + b" " + header)
+        Decoder(NONCE).feed(MAGIC + NONCE.encode() + b" " + header)
 
 
 def test_surrogates_travel_as_ascii() -> None:
