@@ -12,6 +12,13 @@ import pytest
 from .material import Driver, Environment, close_open_transaction
 
 
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    """No test inherits an open transaction."""
+    yield
+    close_open_transaction()
+
+
 @pytest.fixture
 def environment(tmp_path: Path) -> Environment:
     """An environment without pip that holds the small SGLang."""
@@ -19,10 +26,9 @@ def environment(tmp_path: Path) -> Environment:
 
 
 @pytest.fixture
-def driver(tmp_path: Path, environment: Environment) -> Iterator[Driver]:
+def driver(tmp_path: Path, environment: Environment) -> Driver:
     """The verbs, for a state folder beside that environment."""
-    yield Driver(tmp_path / "state", {"environment": str(environment.prefix)})
-    close_open_transaction()
+    return Driver(tmp_path / "state", {"environment": str(environment.prefix)})
 
 
 @pytest.fixture(scope="session")
