@@ -215,15 +215,23 @@ def _make_cache(path: str, user: str) -> None:
 def service_stop(tx: Tx, params: Params) -> Params:
     """Stop a service (ours, or the one that is taken over) and wait until its processes and its port are gone.
 
-    ``service``; ``disable``: also keep it from starting at boot. Undo: enabled as before, and running again.
+    ``service``; ``disable``: also keep it from starting at boot. Undo: enabled as before, and running again; not
+    running with ``for_good``, for a service that this very run started.
     """
     service = service_of(params)
     before = service.state()
+    if before["load"] == "not-found" and not before["pids"]:
+        raise HostError(
+            "no_unit",
+            "there is no unit %s to stop" % service.unit,
+            next="a server that was started by hand must be stopped by hand; only a unit can be brought back",
+        )
     if params.get("disable"):
         _disable(tx, service)
     if not service.running():
         return {"before": before, "stopped": False, "seconds": 0.0}
-    tx.will("start_service", {"service": service.ref}, "stop %s" % service.unit)
+    if not params.get("for_good"):
+        tx.will("start_service", {"service": service.ref}, "stop %s" % service.unit)
     started = time.monotonic()
     after = service.stop()
     _await_port_free(service, before["pids"])
