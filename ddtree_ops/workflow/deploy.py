@@ -10,7 +10,16 @@ import msgspec
 
 from .. import __version__
 from ..applying.transaction import Transaction
-from ..errors import DdtreeError, Interrupted, RollbackFailed, RolledBack, StepFailed, TransportError, Unhealthy
+from ..errors import (
+    DdtreeError,
+    Interrupted,
+    Refused,
+    RollbackFailed,
+    RolledBack,
+    StepFailed,
+    TransportError,
+    Unhealthy,
+)
 from ..inventory import Host, Inventory
 from ..model import Plan, StepCall
 from ..patching.text import sha256
@@ -65,8 +74,12 @@ def show_plan(context: Context, options: Options, output: Path | None, detailed:
             context.output.note(f"saved: {output}")
         if found.plan.noop:
             return 0
-        blocked = found.plan.blocked or [need for need in found.plan.needs if not need.enough]
-        return 4 if blocked else 10 if detailed else 0
+        try:
+            prepare.refuse_if_blocked(found.plan)
+        except Refused as refusal:  # the plan is shown all the same, and then what stands in its way
+            context.output.error(refusal, host.name)
+            return refusal.exit_code
+        return 10 if detailed else 0
 
     code = each(context, hosts, one)
     if context.output.json:
