@@ -137,7 +137,7 @@ CASES = (
     Case("foreign-ddtree", foreign, ("ddtree_worker.py",)),
     Case("read-only-environment", read_only_environment, (layers.ENVIRONMENT,), located=True),
     Case("read-only-state", read_only_state, ("/var/lib/ddtree-ops",), located=True),
-    Case("no-space", no_space, ("space",), located=True),
+    Case("no-space", no_space, ("disk under /var/lib/ddtree-ops", "3 MB"), located=True),
     Case("only-in-a-container", only_in_container, ("container", "lmsysorg/sglang"), settings={}),
     Case(
         "port-in-use",

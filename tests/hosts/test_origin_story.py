@@ -70,8 +70,12 @@ def test_deploy_refuses_the_old_worker_before_any_change(origin_host: TestHost, 
 def test_deploy_and_rollback_leave_the_checkout_alone(origin_host: TestHost, tmp_path: Path) -> None:
     """Tree, patch, editable install and import probe; a second deploy is a no-op; rollback takes back every byte."""
     inventory(origin_host, tmp_path)
-    python = f"{layers.ENVIRONMENT}/bin/python"
-    imported = f"cd / && {python} -c 'import sglang.version as v; print(v.__version__, v.__file__)'"
+    code = "import importlib as i; print(i.metadata.version('sglang'), i.util.find_spec('sglang').origin)"
+    imported = [
+        "sh",
+        "-c",
+        f'cd /; {layers.ENVIRONMENT}/bin/python -c "import importlib.metadata, importlib.util; {code}"',
+    ]
     before, checkout = origin_host.differs(), origin_host.run(f"cd {layers.CHECKOUT}; git status --porcelain; git diff")
 
     said = ddtree_ops("deploy", "--no-service", "--yes", cwd=tmp_path)
@@ -95,4 +99,4 @@ def test_deploy_and_rollback_leave_the_checkout_alone(origin_host: TestHost, tmp
     assert back.code == 0, back.out + back.err
     after = {p: s for p, s in origin_host.differs().items() if not p.startswith(STATE) and "__pycache__" not in p}
     assert after == {path: state for path, state in before.items() if "__pycache__" not in path}
-    assert origin_host.run(imported).split() == [VERSION, f"{SITE}/version.py"]
+    assert origin_host.run(imported).split() == [VERSION, f"{SITE}/__init__.py"]
