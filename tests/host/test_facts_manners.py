@@ -41,7 +41,8 @@ def test_nothing_is_written(environment: Environment, tmp_path: Path) -> None:
     stale = checkout / "python/sglang/srt/server_args.py"
     text = stale.read_text()
     stale.write_text(text)  # same content, new time: a plain `git status` would refresh the index
-    (environment.site / "usercustomize.py").write_text("import json.tool\n")
+    (environment.site / "sitecustomize.py").write_text("import helper\n")  # runs in every probe, -I included
+    (environment.site / "helper.py").write_text("")
     before = material.manifest(tmp_path)
     for _ in range(2):
         material.collect(
