@@ -248,11 +248,12 @@ for _action in ("start", "stop", "restart"):
 @cli.command()
 @common
 @consent
-def rollback(context: Context, yes: bool) -> int:
+@click.option("--force", is_flag=True, help="Also overwrite what others changed in the deployed files since.")
+def rollback(context: Context, yes: bool, force: bool) -> int:
     """Take the deployment back, byte for byte, and prove it by one root hash."""
     from .workflow import undo
 
-    return undo.rollback(context, yes)
+    return undo.rollback(context, yes, force)
 
 
 @cli.command()
@@ -268,11 +269,12 @@ def recover(context: Context, yes: bool) -> int:
 @cli.command()
 @common
 @consent
-def purge(context: Context, yes: bool) -> int:
+@click.option("--force", is_flag=True, help="Also remove trees that somebody worked in.")
+def purge(context: Context, yes: bool, force: bool) -> int:
     """Remove releases, journal and snapshots after a rollback: the last trace."""
     from .workflow import undo
 
-    return undo.purge(context, yes)
+    return undo.purge(context, yes, force)
 
 
 @cli.group(cls=_Group)

@@ -46,7 +46,10 @@ def test_installed_wheel_runs_in_an_empty_folder(wheel: Path, tmp_path: Path, ar
     zipfile.ZipFile(wheel).extractall(site)
     empty = tmp_path / "empty"
     empty.mkdir()
-    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); import ddtree_ops.cli as c; print(c.__file__, file=sys.stderr); c.main()"
+    code = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); import ddtree_ops.cli as cli;"
+        "print(cli.__file__, file=sys.stderr); cli.main()"
+    )
     inventory = [] if arguments[0] != "config" else ["--inventory", str(site / "ddtree_ops/_data/inventory.yaml")]
     done = subprocess.run(
         [sys.executable, "-c", code, str(site), *arguments, *inventory],

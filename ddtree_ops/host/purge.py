@@ -11,7 +11,7 @@ from .look import names_in
 from .ops import Params, Work, absolute
 from .protocol import Emit, HostError, verb
 
-_FOLDERS = ("releases", "snapshots", "secrets", "lock.new")
+_FOLDERS = ("releases", "snapshots", "secrets", "lock.new", "cache", "services", "run")
 _FILES = ("hashcache.json", "deployment.json")
 _OURS = "ddtree-ops@localhost"
 

@@ -56,6 +56,7 @@ def make_build(live: Copy, series: Series | None, patch: PatchPlan, payload: Pay
         release=release,
         spec=patch.spec,
         tool_version=__version__,
+        series_name=series.name if series is not None else "",
     )
     return Build(
         release=release,

@@ -5,15 +5,16 @@ from __future__ import annotations
 import posixpath
 
 from ..inventory import Host
-from ..model import Facts, Value
+from ..model import Copy, Facts, Value
 
 
 class Layout(Value, frozen=True, kw_only=True):
-    """Paths of one release under the state folder."""
+    """Paths of one release under the state folder. ``project_in`` and ``package_in`` are relative to the tree."""
 
     state_root: str
     release_id: str
-    strategy: str = "derive"
+    project_in: str = "python"
+    package_in: str = "python/src/sglang"
 
     @property
     def tree(self) -> str:
@@ -22,14 +23,21 @@ class Layout(Value, frozen=True, kw_only=True):
 
     @property
     def project(self) -> str:
-        """The folder with our ``pyproject.toml``, for ``pip install -e``; a checkout has its own in ``python/``."""
-        return posixpath.join(self.tree, "editable" if self.strategy == "checkout" else "python")
+        """The folder with our ``pyproject.toml``, what ``pip install -e`` is given."""
+        return posixpath.join(self.tree, self.project_in)
 
     @property
     def package(self) -> str:
         """The package folder that will be imported."""
-        inside = "python/sglang" if self.strategy == "checkout" else "python/src/sglang"
-        return posixpath.join(self.tree, inside)
+        return posixpath.join(self.tree, self.package_in)
+
+
+def layout_for(strategy: str, live: Copy, root: str, release_id: str) -> Layout:
+    """The paths for a strategy: a checkout keeps its own layout, and our project file lies beside its own."""
+    if strategy == "checkout" and live.git is not None:
+        inside = posixpath.relpath(live.realpath, live.git.toplevel)
+        return Layout(state_root=root, release_id=release_id, project_in="editable", package_in=inside)
+    return Layout(state_root=root, release_id=release_id)
 
 
 def state_root(host: Host, facts: Facts) -> str:

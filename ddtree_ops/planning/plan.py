@@ -16,7 +16,7 @@ from ..service.units import service_unit
 from . import checks
 from .build import Build
 from .digest import facts_digest
-from .layout import Layout, state_root
+from .layout import Layout, layout_for, state_root
 from .service_spec import service_spec
 from .wanted import Wanted
 
@@ -39,7 +39,7 @@ def make_plan(host: Host, facts: Facts, verdict: Verdict, live: Copy, build: Bui
     Raises:
         ConfigError: settings of the service contradict each other.
     """
-    layout = Layout(state_root=state_root(host, facts), release_id=build.release_id, strategy=verdict.strategy)
+    layout = layout_for(verdict.strategy, live, state_root(host, facts), build.release_id)
     spec = unit = None
     # Without a target and a drafter there is no service to describe; the checks then say what is missing.
     if wanted.service and host.service.target_model and host.service.drafter:

@@ -93,4 +93,4 @@ class Output:
         for name, value in error.details.items():
             if self.verbosity >= 1 or name in ("log", "conflict", "diff"):
                 text = "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-                self.err.print(Text(f"  {name}:\n    " + text.replace("\n", "\n    "), style="dim"))
+                self.err.print(Text(f"  {name}:\n    " + text.replace("\n", "\n    "), style="dim"), soft_wrap=True)

@@ -20,7 +20,7 @@ from ..planning.wanted import Wanted
 from ..remote.channel import Link
 from ..service.units import service_unit
 from .playbook import Playbook
-from .session import Survey, live_files
+from .session import Survey, base_files, live_files
 
 
 def refuse_if_verdict_refuses(survey: Survey) -> None:
@@ -45,7 +45,8 @@ def prepare(link: Link, survey: Survey, wanted: Wanted) -> Prepared:
         Refused: the verdict refuses, or the patch cannot be made (conflict, damaged series, missing anchor).
     """
     refuse_if_verdict_refuses(survey)
-    patch = plan_patch(survey.patches.recipe, survey.series, live_files(link, survey))
+    files, base = live_files(link, survey), base_files(link, survey)
+    patch = plan_patch(survey.patches.recipe, survey.series, files, base=base)
     payload = load_payload(survey.patches.recipe)
     build = make_build(survey.live, survey.series, patch, payload)
     return make_plan(survey.host, survey.facts, survey.verdict, survey.live, build, wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import posixpath
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -154,6 +155,30 @@ def live_files(link: Link, survey: Survey) -> dict[str, bytes]:
     wanted = {"base": survey.live.root, "paths": list(touched_paths(survey.patches.recipe))}
     found = link.call("read_files", wanted, timeout=60.0)["files"]
     return {item["path"]: base64.b64decode(item["content"]) for item in found if "content" in item}
+
+
+def base_files(link: Link, survey: Survey) -> dict[str, bytes]:
+    """Pristine bytes of touched files that carry local edits, where the host has them: at the checkout's HEAD, or in
+    another copy of the same release. Only bytes with the recorded hash count."""
+    series, live = survey.series, survey.live
+    if series is None:
+        return {}
+    wanted = {state.path: state.before for state in series.meta.files}
+    missing = [path for path, before in wanted.items() if live.anchors.get(path) not in (before, None)]
+    found: dict[str, bytes] = {}
+    if missing and live.git is not None:
+        inside = posixpath.relpath(live.realpath, live.git.toplevel)
+        request = {"toplevel": live.git.toplevel, "paths": [posixpath.join(inside, path) for path in missing]}
+        for item in link.call("read_blobs", request, timeout=60.0)["files"]:
+            path = posixpath.relpath(item["path"], inside)
+            if item.get("sha256") == wanted[path]:
+                found[path] = base64.b64decode(item["content"])
+    for copy in survey.facts.copies:
+        paths = [path for path in missing if path not in found and copy.anchors.get(path) == wanted[path]]
+        if paths:
+            answer = link.call("read_files", {"base": copy.root, "paths": paths}, timeout=60.0)["files"]
+            found |= {item["path"]: base64.b64decode(item["content"]) for item in answer if "content" in item}
+    return found
 
 
 def consent(context: Context, yes: bool, question: str) -> None:

@@ -56,15 +56,19 @@ Step = Callable[[Run, Mapping[str, Any]], None]
 def derive(run: Run, params: Mapping[str, Any]) -> None:
     """The derived tree with its pristine commit."""
     plan, live, layout = run.prepared.plan, run.prepared.live, run.prepared.layout
-    common = {"release_id": layout.release_id, "package_dir": live.root, "release": run.prepared.build.release}
+    request = {
+        "release_id": layout.release_id,
+        "package_dir": live.root,
+        "release": run.prepared.build.release,
+        "content_hash": live.content_hash,
+    }
     if plan.verdict.strategy == "checkout":
         assert live.git is not None
-        extra = {"toplevel": live.git.toplevel, "head": live.git.head, "content_hash": live.content_hash}
-        extra["python"] = plan.verdict.environment
-        run.seen["derive"] = run.do("borrow_checkout", {**common, **extra})
+        more = {"toplevel": live.git.toplevel, "head": live.git.head, "python": plan.verdict.environment}
+        run.seen["derive"] = run.do("borrow_checkout", {**request, **more})
         return
     owner = next((info.path for info in live.dist_infos if info.recorded), "")
-    run.seen["derive"] = run.do("derive_tree", {**common, "dist_info": owner, "content_hash": live.content_hash})
+    run.seen["derive"] = run.do("derive_tree", {**request, "dist_info": owner})
     _commit(run, "pristine", f"SGLang {run.prepared.build.release} as installed in {live.environment or live.root}")
 
 
@@ -130,7 +134,7 @@ def baseline(run: Run, params: Mapping[str, Any]) -> None:
     limits = {"timeout": run.wanted.ready_timeout}
     run.do("wait_ready", {"service": service, "start": started, **limits}, timeout=None)
     run.seen["baseline"] = run.do("greedy_record", {"service": service, **smoke.greedy_request()}, timeout=None)
-    run.do("service_stop", {"service": service}, timeout=300.0)
+    run.do("service_stop", {"service": service, "for_good": True}, timeout=300.0)
     unit(run, {})
 
 

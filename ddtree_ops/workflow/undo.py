@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 Action = Callable[[Link, str, Steps], dict[str, Any]]
 
 
-def rollback(context: Context, yes: bool) -> int:
-    """To the state before the deploy, proven by the root hash."""
+def rollback(context: Context, yes: bool, force: bool) -> int:
+    """To the state before the deploy, proven by the root hash; ``force`` overwrites what was changed since."""
 
     def ask(host: Host, facts: Facts) -> str | None:
         if facts.deployment is None:
@@ -30,7 +30,7 @@ def rollback(context: Context, yes: bool) -> int:
 
     def act(link: Link, root: str, progress: Steps) -> dict[str, Any]:
         with progress.step("rollback", "Undo the deployment and prove it"):
-            return back.rollback(link, root, on_event=progress.event)
+            return back.rollback(link, root, force=force, on_event=progress.event)
 
     return _run(context, "rollback", yes, ask, act, "nothing is deployed")
 
@@ -50,8 +50,8 @@ def recover(context: Context, yes: bool) -> int:
     return _run(context, "recover", yes, ask, act, "no run is unfinished")
 
 
-def purge(context: Context, yes: bool) -> int:
-    """Remove the state folder, once nothing is deployed."""
+def purge(context: Context, yes: bool, force: bool) -> int:
+    """Remove the state folder, once nothing is deployed; ``force`` also trees that somebody worked in."""
 
     def ask(host: Host, facts: Facts) -> str | None:
         if not facts.state_root_exists:
@@ -60,7 +60,7 @@ def purge(context: Context, yes: bool) -> int:
 
     def act(link: Link, root: str, progress: Steps) -> dict[str, Any]:
         with progress.step("purge", "Remove the state folder"):
-            return back.purge(link, root, on_event=progress.event)
+            return back.purge(link, root, force=force, on_event=progress.event)
 
     return _run(context, "purge", yes, ask, act, "there is nothing of ddtree-ops")
 
@@ -102,6 +102,10 @@ def _show(context: Context, host: Host, found: dict[str, Any]) -> None:
     root = str(found.get("root", ""))
     if root:
         text = f"{host.name}: as before; root hash {root[:16]} equals the one before the deploy"
+        context.output.out.print(text, style="green", markup=False, soft_wrap=True)
+    elif "freed" in found:
+        left = f"; left, not ours: {', '.join(found['left'])}" if found.get("left") else ""
+        text = f"{host.name}: nothing of ddtree-ops is left, {found['freed'] / 1e6:,.0f} MB freed{left}"
         context.output.out.print(text, style="green", markup=False, soft_wrap=True)
     for note in found.get("notes", ()):
         context.output.out.print(f"  {note}", markup=False, soft_wrap=True)
