@@ -178,6 +178,28 @@ def test_branches_are_taken(run: Run) -> None:
     assert counters["nodes_built"] == BUDGET * counters["requests"]
 
 
+def test_steps_are_those_of_the_offline_walk(
+    cpu_environment: Environment, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Right tokens in too many steps: what a broken draft cache or a shifted position looks like from outside."""
+    prompts = [prompt for batch in BATCHES for prompt in batch]
+    for name, answers in zip(("cold", "prefix-cache hits"), run.rounds, strict=True):
+        cases = [
+            {"prompt": _prompt_ids(cpu_environment, prompt), "answer": answer["output_ids"]}
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        script = Path(__file__).with_name("offline_steps.py")
+        offline = json.loads(cpu_environment.run("-B", script, PAIR, str(BUDGET), text=json.dumps(cases)))
+        served = [answer["meta_info"]["spec_verify_ct"] for answer in answers]
+        tokens = sum(len(answer["output_ids"]) - 1 for answer in answers)  # the first one comes from prefill
+        with capsys.disabled():
+            print(
+                f"\n{name}: {tokens / sum(served):.3f} tokens per verify step served, "
+                f"{tokens / sum(offline):.3f} offline ({sum(served)} and {sum(offline)} steps for {tokens} tokens)"
+            )
+        assert abs(sum(served) - sum(offline)) <= max(2, 0.04 * sum(offline)), (served, offline)
+
+
 def test_trees_and_paths_are_those_of_the_oracles(run: Run) -> None:
     """Every traced round: the heap gives the same tree from the same candidates, the walk the same path."""
     assert len(run.trace) >= 100
