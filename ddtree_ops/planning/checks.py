@@ -152,6 +152,7 @@ def _same_environment(host: Host, facts: Facts, verdict: Verdict, wanted: Wanted
             yield Check(
                 name="environment in use",
                 state="fail",
-                text=f"{server.unit or f'process {server.pid}'} runs from {verdict.environment} on port {server.port}",
+                text=f"{server.unit or f'process {server.pid}'} runs from {verdict.environment}"
+                + (f" on port {server.port}" if server.port else ""),
                 next_step=f"--takeover {server.unit or server.pid}: stopped in the window, brought back on failure",
             )

@@ -152,7 +152,8 @@ def _commands(
 def _stops(facts: Facts, wanted: Wanted) -> Iterator[str]:
     server = checks.takeover_server(facts, wanted.takeover)
     if server is not None:
-        yield f"{server.unit or f'process {server.pid}'} (port {server.port}, {server.algorithm or 'no speculation'})"
+        where = f"port {server.port}" if server.port else "not listening yet"
+        yield f"{server.unit or f'process {server.pid}'} ({where}, {server.algorithm or 'no speculation'})"
     elif wanted.takeover:
         yield wanted.takeover
 

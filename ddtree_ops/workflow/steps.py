@@ -118,9 +118,9 @@ def takeover(run: Run, params: Mapping[str, Any]) -> None:
     """The old server: its greedy answers as baseline if it serves the same target, then stopped and disabled."""
     server = takeover_server(run.facts, run.wanted.takeover)
     name = server.unit if server is not None and server.unit else run.wanted.takeover
-    port = server.port if server is not None else run.host.service.port
+    port = server.port if server is not None and server.port else run.host.service.port
     old = {"unit": name, "init": "systemd", "address": _loopback(server.address if server else ""), "port": port}
-    if server is not None and server.model_path == run.host.service.target_model:
+    if server is not None and server.port and server.model_path == run.host.service.target_model:
         run.seen["baseline"] = run.do("greedy_record", {"service": old, **smoke.greedy_request()})
     run.seen["takeover"] = run.do("service_stop", {"service": old, "disable": True}, timeout=300.0)
 
