@@ -61,6 +61,11 @@ class Decoder:
             self._body = None
             messages.append(_decode_body(body, digest))
 
+    def finish(self) -> None:
+        """The stream has ended: what waits for the rest of a frame's start is noise."""
+        if not self.partial:
+            self._skip(len(self._buffer))
+
     def _header(self) -> bool:
         start = self._buffer.find(self._magic)
         if start < 0:

@@ -72,12 +72,13 @@ class Keys(AuthStrategy):
             for name in self.endpoint.identity_files:
                 if not Path(name).is_file():
                     self.attempts.skipped.append(f"{name} does not exist")
+        files_first = self.endpoint.explicit_identities or self.endpoint.identities_only
+        if files_first:
             yield from self._from_files(files, agent_keys)
-            if self.endpoint.identities_only:
-                agent_keys = []
-        for key in agent_keys:
-            yield self._offer(key, f"agent key {key.comment or fingerprint(key.blob)}")
-        if not self.endpoint.explicit_identities:
+        if not self.endpoint.identities_only:
+            for key in agent_keys:
+                yield self._offer(key, f"agent key {key.comment or fingerprint(key.blob)}")
+        if not files_first:
             yield from self._from_files(files, [])
         yield NoneAuth(self.endpoint.user)
 

@@ -275,6 +275,7 @@ class Link:
     def _ended(self) -> DdtreeError:
         status = self._stream.wait(2.0)
         self._threads[1].join(1.0)
+        self._decoder.finish()
         tail = "\n".join(self.stderr.strip().splitlines()[-8:])
         if self.bytes_received == self.noise and not self._decoder.partial and self._startup_failure is not None:
             noise = self._decoder.noise_head.decode("utf-8", "replace")

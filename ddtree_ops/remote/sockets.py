@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import subprocess
 
@@ -28,10 +29,13 @@ def dial(target: Endpoint) -> socket.socket:
             next_step=f"ssh -v -p {target.port} {target.user}@{target.address}",
         )
     except OSError as error:
+        routing = error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
         raise HostUnreachable(
             f"{target.address}:{target.port} cannot be reached: {error.strerror or error}",
             where=target.where,
-            next_step=f"is sshd up there, and is {target.port} its port?",
+            next_step="is the network up (a VPN, a ProxyJump)?"
+            if routing
+            else f"is sshd up there, and is {target.port} its port?",
         )
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock

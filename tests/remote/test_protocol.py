@@ -64,6 +64,14 @@ def test_frames_of_another_run_are_noise() -> None:
     assert decoder.noise_head == foreign
 
 
+def test_short_last_words_are_noise() -> None:
+    """`This account is currently not available.` must not wait for ever as a possible start of a frame."""
+    decoder = Decoder(NONCE)
+    decoder.feed(b"not available")
+    decoder.finish()
+    assert decoder.noise_head == b"not available"
+
+
 def test_noise_is_kept_only_at_its_head() -> None:
     decoder = Decoder(NONCE)
     for _ in range(20):
