@@ -196,6 +196,7 @@ def cpu_service(port: int = 30000, lab: str = "/root/lab", models: str = "/root/
             "SGLANG_USE_CPU_ENGINE": "1",
             "TRITON_INTERPRET": "1",
             "HF_HUB_OFFLINE": "1",
+            "DDTREE_ALLOW_CPU": "1",
         },
     }
 
