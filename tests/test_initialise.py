@@ -13,6 +13,8 @@ from ddtree_ops.initialise import Entry, add_entry, entry_from
 from ddtree_ops.inventory import Host, Inventory, load
 from ddtree_ops.inventory_reader import read
 from ddtree_ops.model import Facts
+from tests.hosts.lab import TestHost
+from tests.hosts.tool import ddtree_ops
 
 HOST = Host(name="10.1.230.172", address="10.1.230.172", user="root")
 
@@ -218,3 +220,46 @@ def test_file_with_mistakes_is_not_made_worse(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown key"):
         add_entry(path, ENTRY)
     assert list(tmp_path.iterdir()) == [path]
+
+
+# -- the real command against a real host --
+
+UNIT = """\
+[Service]
+Environment=CUDA_VISIBLE_DEVICES=0,1 SGLANG_TEST=1 HF_TOKEN=hf_abcdefghijkl
+WorkingDirectory=/srv
+ExecStart=/root/ml-env/bin/python -m sglang.launch_server --model-path /models/t --port 31000 --tp-size 2 --api-key k1
+"""
+LISTENER = """\
+import socket, sys, time
+listener = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])))
+time.sleep(3600)
+"""
+
+
+@pytest.mark.host
+def test_init_from_a_server_that_runs_on_a_host(testhost: TestHost, tmp_path: Path) -> None:
+    """From socket to process to unit, environment and arguments, and into a file; no secret on the way."""
+    testhost.run("python3 -m venv --without-pip /root/ml-env")
+    site = testhost.run("/root/ml-env/bin/python -c 'import site; print(site.getsitepackages()[0])'").strip()
+    testhost.write(f"{site}/sglang/__init__.py", "")
+    testhost.write(f"{site}/sglang/launch_server.py", LISTENER)
+    testhost.write("/etc/systemd/system/sglang.service", UNIT)
+    testhost.run("systemctl daemon-reload; systemctl start sglang")
+    testhost.run("for i in $(seq 100); do ss -ltn | grep -q :31000 && exit 0; sleep 0.1; done; exit 1")
+    inventory = testhost.inventory(tmp_path / "given.yaml")
+    written = tmp_path / "written.yaml"
+    with testhost.unchanged():
+        said = ddtree_ops("init", "--inventory", inventory, "--name", "gpu", "-o", written, cwd=tmp_path)
+    assert said.code == 0, said.text
+    host = load(written).host()
+    assert (host.name, host.address, host.environment) == ("gpu", testhost.address, "/root/ml-env")
+    service = host.service
+    assert (service.target_model, service.port, service.gpus) == ("/models/t", 31000, (0, 1))
+    assert (service.extra_flags, service.working_directory) == (("--tp-size", "2"), "/srv")
+    assert service.environment == {"SGLANG_TEST": "1"}
+    assert list(service.secrets) == ["SGLANG_DDTREE_API_KEY"]
+    for secret in ("k1", "hf_abcdefghijkl"):
+        assert secret not in written.read_text() + said.text
+    again = ddtree_ops("init", "--inventory", inventory, "--name", "gpu", "-o", written, cwd=tmp_path)
+    assert (again.code, "has a host gpu already" in again.text) == (2, True)
