@@ -62,9 +62,9 @@ def borrow_checkout(tx: Tx, params: Params) -> Params:
     treecopy.remove(os.path.join(staging, package))
     hashes = treecopy.copy(tx, what, source, os.path.join(staging, package), "derive")
     check_expected(hashes, params, source)
-    git.must("add", "-A", "--", package, ":(exclude,glob)**/__pycache__/**")
-    edits = git.must("-c", "core.quotePath=false", "diff", "--cached", "--name-status", "--no-renames").splitlines()
-    commit = git.commit_all("Uncommitted edits of %s" % top, package, ignored=False) if edits else ""
+    commit = git.commit_all("Uncommitted edits of %s" % top, package, ignored=False)
+    show = ["-c", "core.quotePath=false", "diff", "--name-status", "--no-renames", head, "HEAD"]
+    edits = git.must(*show).splitlines() if commit else []
     sources = os.path.relpath(os.path.join(staging, os.path.dirname(package)), os.path.join(staging, _BUILD))
     releases.write_build_files(os.path.join(staging, _BUILD), sources, metadata_of(dist_info))
     facts = {

@@ -51,9 +51,6 @@ def reset_branch(work: Work, data: Params) -> None:
     if work.committed or not executable or not data["head"] or not os.path.isdir(git_dir):
         return
     git = gitrun.Git(work, folder, executable)
-    for lock in ("index.lock", "HEAD.lock"):  # of a git that was killed with its helper; nobody else works here now
-        path = os.path.join(git_dir, lock)
-        if os.path.exists(path):
-            os.unlink(path)
+    git.heal()
     git.must("update-ref", "HEAD", str(data["head"]))
     git.must("read-tree", "HEAD")
