@@ -73,14 +73,15 @@ class Beacon:
         self.path = folder / f"{os.getpid()}.json"
         self._files: dict[str, dict[str, Any]] = {}
         self._written = ""
-        self._identity = {
+        self._build = _build()
+        self._identity: dict[str, Any] = {
             "schema": SCHEMA,
             "pid": os.getpid(),
             "start_time": _start_time(),
             "executable": sys.executable,
             "python": ".".join(str(part) for part in sys.version_info[:3]),
             "package": str(_HERE),
-            "build": _build(),
+            "build": {name: value for name, value in self._build.items() if name != "files"},
         }
 
     def run(self) -> None:
@@ -117,7 +118,7 @@ class Beacon:
 
     def _look_at_modules(self) -> None:
         """Record modules of interest once, as soon as they are seen."""
-        wanted = set(_WATCHED) | set(self._identity["build"].get("files", ()))
+        wanted = set(_WATCHED) | set(self._build.get("files", ()))
         root = _package_root()
         for name, module in list(sys.modules.items()):
             if name in self._files or not (name == "sglang" or name.startswith("sglang.")):
@@ -171,7 +172,7 @@ def _command_line() -> list[str]:
 
 
 def _build() -> dict[str, Any]:
-    """Return ``_build.json`` beside the package: build_id, release_id, series, and perhaps the patched files."""
+    """Return ``_build.json`` beside the package: build_id, release_id, series, and ``files`` relative to ``sglang/``."""
     try:
         data = json.loads((_HERE / "_build.json").read_text("utf-8"))
     except (OSError, ValueError):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class DDTreeVerifyInput(DFlashVerifyInput):
+class DDTreeVerifyInput(DFlashVerifyInput):  # type: ignore[misc]
     """Tree links ride along under SGLang's own names, for code that walks trees.
 
     It stays a ``DFLASH_VERIFY`` input, so that the DFLASH branches of schedulers and backends apply. ``topk`` stays 1:

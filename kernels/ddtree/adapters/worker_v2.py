@@ -47,7 +47,7 @@ class _Candidates:
     scores: torch.Tensor
 
 
-class DDTreeWorkerV2(DFlashWorkerV2):
+class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
     """Draft-tree verification over a DFlash drafter, for synchronous and overlap scheduling."""
 
     def __init__(self, server_args: Any, *args: Any, **kwargs: Any) -> None:

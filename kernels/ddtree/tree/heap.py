@@ -23,7 +23,7 @@ def best_first(scores: Sequence[Sequence[int]], budget: int) -> list[tuple[tuple
         return []
     depths = len(scores)
     nodes: list[tuple[tuple[int, ...], int]] = []
-    heap = [(-scores[0][0], (0,))]
+    heap: list[tuple[int, tuple[int, ...]]] = [(-scores[0][0], (0,))]
     while heap and len(nodes) < budget:
         cost, ranks = heapq.heappop(heap)
         nodes.append((ranks, -cost))
