@@ -128,9 +128,8 @@ def _running(host: Host, facts: Facts, verdict: Verdict, wanted: Wanted) -> Iter
             next_step="ddtree-ops locate-source lists the servers that run",
         )
     for owner in facts.ports:
-        ours = owner.unit in (host.service.unit, wanted.takeover) or (
-            named is not None and owner.pid in named.processes
-        )
+        known = {host.service.unit, wanted.takeover} - {""}
+        ours = owner.unit in known or (named is not None and owner.pid in (named.pid, *named.processes))
         if owner.port == host.service.port and not ours:
             holder = owner.unit or f"process {owner.pid}: {owner.command}"
             yield Check(
