@@ -1,4 +1,4 @@
-"""The smoke bench on the host itself: warm-up, a handful of prompts, raw rows; and the budget at run time.
+"""The smoke bench on the host itself: warm-up, a handful of prompts, raw rows.
 
 It measures only a server that was proven to be ours first. Nothing is judged here: rows, counters and conditions go to
 the controller, whose functions are pure and tested without a server.
@@ -6,13 +6,12 @@ the controller, whose functions are pure and tested without a server.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from typing import Any, List
+from typing import List
 
-from . import durable
-from .attest import expected_of, live_beacons, server_info
+from .attest import expected_of, server_info
+from .budget import counters_of, set_budget, settings_of
 from .greedy import Row, Sampling, ask, flush, prompts_of, record
 from .identity import evidence
 from .ops import Params, Tx, op
@@ -21,7 +20,6 @@ from .runner import Service, service_of
 
 WARMUP_MOST = 4
 WARMUP_AGREE = 0.2  # two runs in a row within this part of each other end the warm-up
-CONTROL = "control.json"
 
 
 class Smoke:
@@ -151,82 +149,6 @@ def describe(row: Row) -> str:
     steps = row["verify_ct"]
     per_step = ", %.2f tokens per verify step" % (row["completion_tokens"] / steps) if steps else ""
     return "%s: %d tokens, %.1f tokens/s%s" % (row["id"], row["completion_tokens"], rate, per_step)
-
-
-# -- what the processes report --
-
-
-def counters_of(service: Service) -> Row:
-    """The counters of the process that decodes; empty for a server without beacons."""
-    found: Row = {}
-    for beacon in live_beacons(service.run_dir).values():
-        if dict(beacon.get("counters") or {}).get("verify_steps") is not None:
-            for name, value in beacon["counters"].items():
-                found[name] = _plus(found.get(name), value)
-    return found
-
-
-def _plus(left: Any, right: Any) -> Any:
-    if isinstance(left, list) and isinstance(right, list):
-        return [a + b for a, b in zip(left, right)]
-    return right if left is None else left + right
-
-
-def settings_of(service: Service) -> Row:
-    """Effective settings as the processes report them (algorithm, budget, width, block size, backend, overlap)."""
-    found: Row = {}
-    for _, beacon in sorted(live_beacons(service.run_dir).items()):
-        found.update(beacon.get("settings") or {})
-    return found
-
-
-# -- the budget at run time --
-
-
-def set_budget(service: Service, budget: int, timeout: float = 10.0) -> Row:
-    """Use at most ``budget`` draft nodes from now on, without a restart; the captured width is the upper limit.
-
-    Raises:
-        HostError: ``budget_above_captured`` for a larger tree than the service was started with.
-    """
-    captured = int(settings_of(service).get("budget") or 0)
-    if not captured:
-        raise HostError(
-            "not_ddtree", "no process of %s reports a budget" % service.unit, next="ddtree-ops verify", exit=9
-        )
-    if budget > captured:
-        raise HostError(
-            "budget_above_captured",
-            "the service was started for a budget of %d; %d needs a wider verify step" % (captured, budget),
-            next="set `budget: %d` in the inventory and deploy again" % budget,
-        )
-    path = os.path.join(service.run_dir, CONTROL)
-    if budget == captured:
-        durable.discard(path)
-    else:
-        durable.replace_json(path, {"budget": budget}, 0o644)
-    wanted = None if budget == captured else budget
-    deadline = time.monotonic() + timeout
-    while True:
-        seen = [dict(beacon.get("control") or {}) for beacon in live_beacons(service.run_dir).values()]
-        if seen and all(control.get("budget") == wanted for control in seen):
-            return {"budget": budget, "captured": captured}
-        if time.monotonic() > deadline:
-            raise HostError(
-                "budget_not_taken",
-                "the processes did not take the budget of %d" % budget,
-                where=path,
-                next="ddtree-ops restart",
-                exit=9,
-                details={"control": seen},
-            )
-        time.sleep(0.2)
-
-
-@verb("set_budget")
-def set_budget_verb(params: Params, emit: Emit) -> Params:
-    """``service``, ``budget``: lower the budget of the running service, or set it back to what it was started with."""
-    return set_budget(service_of(params), int(params.get("budget") or 0))
 
 
 # -- verbs and operations --

@@ -112,11 +112,13 @@ class ProcessUnit:
         self._await_report(child, timeout)
 
     def _await_report(self, child: "subprocess.Popen[bytes]", timeout: float) -> None:
+        _STARTED[child.pid] = child
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if self._report().get("pid") == child.pid:
                 return
             if child.poll() is not None:
+                del _STARTED[child.pid]
                 break
             time.sleep(0.05)
         raise HostError(
@@ -134,8 +136,7 @@ class ProcessUnit:
             _signal(int(report["pid"]), signal.SIGTERM)
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            if report.get("pid"):
-                _reap(int(report["pid"]))
+            _reap(int(report.get("pid") or 0))
             if not self._supervisor_lives(report):
                 rest = self._members(report)
                 if not rest:
@@ -269,12 +270,15 @@ def _signal(pid: int, number: int) -> None:
         pass
 
 
+#: Supervisors that this very program started: they are its children until it ends, then init's.
+_STARTED: Dict[int, "subprocess.Popen[bytes]"] = {}
+
+
 def _reap(pid: int) -> None:
-    """Collect the supervisor's status when this very program started it; else init does."""
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except OSError:
-        pass
+    """Collect the status of a supervisor of ours, so that it is no zombie."""
+    child = _STARTED.get(pid)
+    if child is not None and child.poll() is not None:
+        del _STARTED[pid]
 
 
 def find(unit: str, path: str) -> Optional[ProcessUnit]:
