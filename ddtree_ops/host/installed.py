@@ -46,8 +46,6 @@ def names(layout: Layout) -> List[str]:
                 path = os.path.join(layout.scripts, script)
                 if os.path.lexists(path):
                     found.add(path)
-        if os.path.exists(os.path.join(site, "sglang.egg-link")):
-            found.add(os.path.join(site, "easy-install.pth"))
     for name in names_in(layout.scripts):
         if name.endswith(".ddtree-ops"):
             found.add(os.path.join(layout.scripts, name))
@@ -55,9 +53,12 @@ def names(layout: Layout) -> List[str]:
 
 
 def traces(layout: Layout) -> List[str]:
-    """As :func:`names`, and what installers leave beside the packages (uv's lock file)."""
-    lock = os.path.join(layout.prefix, ".lock")
-    return names(layout) + ([lock] if os.path.isfile(lock) else [])
+    """As :func:`names`, and what installers change beside that: uv's lock file, and the list of develop installs."""
+    shared = [os.path.join(layout.prefix, ".lock")]
+    for site in layout.sites:
+        if os.path.exists(os.path.join(site, "sglang.egg-link")):
+            shared.append(os.path.join(site, "easy-install.pth"))
+    return names(layout) + [path for path in shared if os.path.isfile(path)]
 
 
 def metadata_folders(site: str) -> List[str]:

@@ -7,7 +7,7 @@ import os
 import shutil
 from typing import Callable, Dict, List, NamedTuple
 
-from . import commands, durable, editable_backend, installed, snapshots
+from . import commands, durable, editable_backend, installed, packages, snapshots
 from .layouts import Layout
 from .ops import Work
 from .protocol import HostError
@@ -99,6 +99,8 @@ def _uv(work: Work, layout: Layout, tree: str, uv: str) -> Installed:
 
 def _by_hand(work: Work, layout: Layout, tree: str, uv: str) -> Installed:
     """Take the old copy out by name (the snapshot has all of it), then write what an installer would write."""
+    for site in layout.sites:
+        _drop_develop_install(site)
     for path in sorted(installed.names(layout), reverse=True):
         if os.path.isdir(path) and not os.path.islink(path):
             durable.discard_folder(path)
@@ -123,6 +125,18 @@ def _by_hand(work: Work, layout: Layout, tree: str, uv: str) -> Installed:
         executable = os.path.dirname(full) == layout.scripts and os.path.basename(full) in scripts
         durable.replace_bytes(full, data, 0o755 if executable else 0o644)
     return Installed("self", "", [])
+
+
+def _drop_develop_install(site: str) -> None:
+    """Take SGLang's line out of ``easy-install.pth``; the other lines are other packages'."""
+    linked, path = packages.egg_link(site), os.path.join(site, "easy-install.pth")
+    if not linked or not os.path.isfile(path):
+        return
+    with open(path, "rb") as handle:
+        lines = handle.read().splitlines(keepends=True)
+    kept = [line for line in lines if os.path.normpath(os.path.join(site, os.fsdecode(line.strip()))) != linked]
+    status = os.stat(path)
+    durable.replace_bytes(path, b"".join(kept), status.st_mode, owner=status)
 
 
 _METHODS: Dict[str, Callable[[Work, Layout, str, str], Installed]] = {"pip": _pip, "uv": _uv, "self": _by_hand}

@@ -90,7 +90,7 @@ def _check(
 ) -> Dict[str, str]:
     """What changed in site-packages and scripts; raises ``foreign_change`` when some of it is not SGLang's."""
     changes = roothash.differences(before, _manifest(layout, cache))
-    ours = ours_before | set(installed.names(layout))
+    ours = ours_before | set(installed.traces(layout))
     foreign = [path for path in changes if path not in ours]
     if foreign:
         raise _foreign(foreign, "changed, though only sglang should")

@@ -3,7 +3,8 @@
 Scope: ``{"environment": prefix, "checkouts": [folder, ...], "unit_paths": [path, ...], "units": [name, ...]}``.
 Each item of the scope is a *part* with a list of entries (one per name) and a hash; the root is the hash of the parts.
 
-An entry is kind, permission bits, owner, group, and for files size, mtime and SHA-256, for links their target.
+An entry is kind, permission bits, owner, group, and for files size, mtime and SHA-256 (above 4 GiB a sample, see
+:func:`hashing.fingerprint`), for links their target.
 Left out: ``__pycache__`` folders (Python and its compilers write them when they run; their files are counted), the
 mtime of folders, link counts, and times that reading changes. A conda base's package cache and other environments,
 and a system prefix (``/usr``) outside its site-packages and ``bin``, are not part of "the environment".

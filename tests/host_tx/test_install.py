@@ -170,6 +170,23 @@ def test_a_neighbours_editable_install_survives(driver: Driver, environment: Env
     assert (environment.site / "__editable__.sglang_router-1.pth").exists()
 
 
+def test_the_develop_installs_of_others_survive(driver: Driver, environment: Environment, tmp_path: Path) -> None:
+    """``easy-install.pth`` is one file for all packages that were installed with ``setup.py develop``."""
+    wheel = Environment(tmp_path / "wheel").install()
+    develop = Environment(tmp_path / "develop")
+    lines = "/opt/other\n/opt/sglang/python\n/opt/third\n"
+    write(develop.site, {"sglang.egg-link": "/opt/sglang/python\n../", "easy-install.pth": lines})
+    driver.scope = {"environment": str(develop.prefix)}
+    root = driver.root()
+    driver.begin()
+    tree = driver.do("derive_tree", release_id="r", package_dir=str(wheel.package))
+    done = driver.do("install_editable", python=str(develop.python), tree=tree["tree"])
+    assert done["method"] == "self"
+    assert (develop.site / "easy-install.pth").read_text() == "/opt/other\n/opt/third\n"
+    assert not (develop.site / "sglang.egg-link").exists()
+    assert driver.abort()["root"] == root
+
+
 def test_an_installer_that_changes_something_else_is_undone(
     driver: Driver, environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

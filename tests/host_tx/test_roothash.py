@@ -95,6 +95,21 @@ def test_a_list_survives_being_saved_with_any_path(tmp_path: Path) -> None:
     assert roothash.Manifest.load(str(tmp_path / "m.json.gz")).root == manifest.root
 
 
+def test_huge_files_are_sampled_at_both_ends_and_between(tmp_path: Path) -> None:
+    path = tmp_path / "weights.bin"
+    with path.open("wb") as handle:
+        handle.truncate(hashing.HUGE + 1)
+    size = path.stat().st_size
+    seen = {hashing.fingerprint(str(path), size)}
+    for offset in (0, (size - (1 << 20)) // 2 + 5, size - 1):
+        with path.open("r+b") as handle:
+            handle.seek(offset)
+            handle.write(b"x")
+        seen.add(hashing.fingerprint(str(path), size))
+    assert len(seen) == 4
+    assert all(digest.startswith("sampled:") for digest in seen)
+
+
 def test_a_checkout_includes_its_git_folder(tmp_path: Path) -> None:
     write(tmp_path / "c", {".git/index": b"i", "a.py": b"a"})
     scope = {"checkouts": [str(tmp_path / "c")]}
