@@ -130,3 +130,12 @@ def test_light_host_checks_keys(light_host: LightHost, tmp_path: Path) -> None:
         connect(light_host, known_hosts=tmp_path / "empty")
     with pytest.raises(paramiko.AuthenticationException):
         connect(light_host, key=light_host.make_key("stranger"))
+
+
+def test_disk_survives_power_cut_and_reboot(testhost: TestHost) -> None:
+    """The overlay is mounted volatile; its mark must not keep the next boot from mounting the same disk."""
+    testhost.write("/etc/kept", "x")
+    testhost.power("kill")
+    testhost.power("on")
+    testhost.power("reboot")
+    assert testhost.read("/etc/kept") == "x"
