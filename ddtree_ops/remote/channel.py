@@ -96,7 +96,7 @@ class Link:
 
     def start(self, preamble: bytes) -> Link:
         """Send the program; its first word is awaited by the first call, so that no round trip is lost."""
-        for thread in self._threads[:2]:
+        for thread in reversed(self._threads[:2]):  # the reader of stdout waits for that of stderr when both end
             thread.start()
         self._write(preamble)
         self._threads[2].start()
@@ -269,8 +269,12 @@ class Link:
         except (OSError, ValueError) as error:
             self._messages.put(TransportError(f"the connection to {self.host} broke: {error}", where=self.host))
             return
-        if not self._closed.is_set():
+        if self._closed.is_set():
+            return
+        try:
             self._messages.put(self._ended())
+        except Exception as error:  # whatever goes wrong in this thread, the caller must not wait for it
+            self._messages.put(DdtreeError(f"the end of the connection to {self.host} was not understood: {error!r}"))
 
     def _ended(self) -> DdtreeError:
         status = self._stream.wait(2.0)
