@@ -172,7 +172,7 @@ def _command_line() -> list[str]:
 
 
 def _build() -> dict[str, Any]:
-    """Return ``_build.json`` beside the package: build_id, release_id, series, and ``files`` relative to ``sglang/``."""
+    """Return ``_build.json`` beside the package: build_id, release_id, series, ``files`` of the package."""
     try:
         data = json.loads((_HERE / "_build.json").read_text("utf-8"))
     except (OSError, ValueError):

@@ -20,6 +20,15 @@ _DEFAULT_MAX_RUNNING_REQUESTS = 48  # as DFLASH
 _api_key: str | None = None
 
 
+class HiddenText(str):
+    """A secret that compares and travels as text, but is not shown: SGLang logs its resolved arguments at start."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'***'"
+
+
 def create_worker(server_args: Any) -> type:
     """Return the worker class; called in every scheduler process by ``SpeculativeAlgorithm.create_worker``."""
     _require_spec_v2()
@@ -124,7 +133,7 @@ def _take_api_key(server_args: Any) -> None:
 
     _api_key = os.environ.pop(settings.ENV_API_KEY, None) or _api_key
     if _api_key and compat.view(server_args).api_key is None:
-        compat.declare(server_args, api_key=_api_key)
+        compat.declare(server_args, api_key=HiddenText(_api_key))
 
 
 def _check_device(device: str) -> str:

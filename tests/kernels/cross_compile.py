@@ -1,0 +1,142 @@
+"""Compile every Triton kernel of the payload for GPUs that are not there; needs a whole Triton (with ``ptxas``).
+
+cross_compile.py [ARCH ...]       prints {"kernel sm_NN": null or a traceback, ...} as JSON, or {"skip": reason}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "kernels"))
+ARCHITECTURES = (80, 90, 100, 120)
+
+
+def kernels() -> list[tuple[str, Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
+    """Every kernel in the forms that are launched: (name, function, argument types, constants, options)."""
+    from ddtree.build import triton_builder, triton_commit, triton_topk
+
+    long, single, flag = "*i64", "*fp32", "*i1"
+    select = {"RANKS": 64, "RANKS2": 64, "CHUNK_GROUPS": 64, "GROUP": 64}
+    found: list[tuple[str, Any, dict[str, str], dict[str, Any], dict[str, Any]]] = []
+    for name, dtype, bits in (("bf16", "*bf16", 16), ("fp32", single, 32), ("fp16", "*fp16", 32)):
+        found.append(
+            (
+                f"reduce_chunks {name}",
+                triton_topk._reduce_chunks,
+                {
+                    "logits": dtype,
+                    "row_stride": "i32",
+                    "vocab": "i32",
+                    "group_max": single,
+                    "chunk_max": single,
+                    "chunk_sum": single,
+                    "chunks": "i32",
+                },
+                {"CHUNK": triton_topk.CHUNK, "GROUP": triton_topk.GROUP},
+                {"num_warps": 4},
+            )
+        )
+        found.append(
+            (
+                f"select {name}",
+                triton_topk._select,
+                {
+                    "logits": dtype,
+                    "row_stride": "i32",
+                    "vocab": "i32",
+                    "group_max": single,
+                    "chunk_max": single,
+                    "chunk_sum": single,
+                    "slots": "*i32",
+                    "keys": long,
+                    "ids": long,
+                    "log_probs": single,
+                    "scores": long,
+                    "log_zs": single,
+                    "chunks": "i32",
+                },
+                {**select, "GROUPS2": 4096, "CHUNKS2": 64, "BITS": bits},
+                {"num_warps": 8},
+            )
+        )
+    build = {
+        **dict.fromkeys(("root_token", "ids", "scores", "seq_lens", "budgets", "depth_limits", "nodes"), long),
+        "array_stride": "i32",
+        **dict.fromkeys(("mask", "valid"), flag),
+        "codes": long,
+        "full_mask": flag,
+    }
+    for lanes, warps, ranks, fused in ((64, 1, 64, True), (64, 1, 64, False), (256, 4, 64, True)):
+        constants = {
+            "DEPTHS": 15,
+            "RANKS": ranks,
+            "TABLE": 1024,
+            "N": lanes + 1,
+            "LANES": lanes,
+            "ROWS": 16 if lanes <= 64 else 8,
+            "FULL": True,
+            "FUSED": fused,
+        }
+        label = "fused" if fused else "plain"
+        found.append((f"build {lanes} {label}", triton_builder._build, build, constants, {"num_warps": warps}))
+    found.append(
+        (
+            "fill_prefix",
+            triton_builder._fill_prefix,
+            {"seq_lens": long, "full_mask": flag},
+            {"N": 65, "BLOCK": 2048},
+            {"num_warps": 4},
+        )
+    )
+    accept = {
+        **dict.fromkeys(("draft_token", "parent"), long),
+        "valid": flag,
+        **dict.fromkeys(("target", "seq_lens", "paths", "out_tokens", "accept_lens", "bonuses"), long),
+        "commit_lens": "*i32",
+        **dict.fromkeys(("new_seq_lens", "moved"), long),
+    }
+    sizes = {"N": 65, "LANES": 128, "P": 16, "PATH": 16}
+    found.append(("accept", triton_commit._accept, accept, sizes, {"num_warps": 1}))
+    move = dict.fromkeys(("addresses", "row_bytes", "window", "paths", "accept_lens"), long)
+    sizes = {"N": 65, "P": 16, "PATH": 16, "WORDS": 256}
+    found.append(("compact_kv", triton_commit._compact_kv, move, sizes, {"num_warps": 4}))
+    gather = {"rows": "*bf16", "paths": long, "out": "*bf16", "hidden": "i32", "row_stride": "i32"}
+    sizes = {"N": 65, "P": 16, "BLOCK": 1024}
+    found.append(("gather_rows", triton_commit._gather_rows, gather, sizes, {"num_warps": 4}))
+    return found
+
+
+def main(architectures: list[int]) -> dict[str, str | None]:
+    """Compile to machine code; a failing kernel's entry is its traceback."""
+    os.environ.pop("TRITON_INTERPRET", None)
+    try:
+        import triton
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import ASTSource
+    except Exception as error:
+        return {"skip": f"no whole Triton here: {error!r}"}
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    if not (tools / "ptxas").exists():
+        return {"skip": f"this Triton was slimmed: no {tools / 'ptxas'}"}
+    results: dict[str, str | None] = {}
+    for name, function, types, constants, options in kernels():
+        signature = {**types, **dict.fromkeys(constants, "constexpr")}
+        signature = {key: signature[key] for key in function.arg_names}
+        for architecture in architectures:
+            key = f"{name} sm_{architecture}"
+            try:
+                source = ASTSource(function, signature, constexprs=constants)
+                compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+                results[key] = None if compiled.asm.get("cubin") else "no machine code came out"
+            except Exception:
+                results[key] = traceback.format_exc()
+    return results
+
+
+if __name__ == "__main__":
+    json.dump(main([int(name) for name in sys.argv[1:]] or list(ARCHITECTURES)), sys.stdout)
