@@ -25,10 +25,10 @@ git init -q -b main && git add -A
 git -c user.name=op -c user.email=op@example.invalid commit -q -m "SGLang 0.5.20" && git tag v0.5.20
 rm -rf {SITE}/sglang && cd {SITE}
 echo {TOP}/python > __editable__.sglang-0.5.20.pth
-cd sglang-0.5.20.dist-info && rm -f RECORD
+cd sglang-0.5.20.dist-info
 printf '{{"dir_info": {{"editable": true}}, "url": "file://{TOP}/python"}}' > direct_url.json
-printf '__editable__.sglang-0.5.20.pth,,\\nsglang-0.5.20.dist-info/METADATA,,\\nsglang-0.5.20.dist-info/direct_url.json,,\\n\
-sglang-0.5.20.dist-info/RECORD,,\\n' > RECORD
+grep '^sglang-0.5.20.dist-info/' RECORD > kept && mv kept RECORD
+printf '__editable__.sglang-0.5.20.pth,,\\nsglang-0.5.20.dist-info/direct_url.json,,\\n' >> RECORD
 """
 
 
@@ -65,7 +65,7 @@ def test_local_edits_are_carried_over_and_the_checkout_is_untouched(checkout_hos
     assert "DDTREE = auto()" in patched
     assert patched.rstrip().endswith("# the operator was here")
     assert host.exists(f"{tree}/python/sglang/mine.py")
-    back = ddtree_ops("rollback", "--yes", cwd=tmp_path)
+    back = ddtree_ops("rollback", "--yes", "-v", cwd=tmp_path)
     assert back.code == 0, back.err
     assert host.run(f"cat {SITE}/__editable__.sglang-0.5.20.pth").strip() == f"{TOP}/python"
 
