@@ -1,0 +1,1 @@
+"""Builders that turn drafter logits into verify-ready tree tensors."""

@@ -1,0 +1,69 @@
+"""Which implementation serves a device: the Triton kernels on a GPU, their torch twins elsewhere.
+
+Both give the same trees and paths bit for bit from the same candidates; a caller sees one interface.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import accept, topk, torch_builder
+from .accept import Accepted
+from .torch_builder import TreeBatch
+
+
+class TreeBuilder:
+    """Candidates, trees and acceptance for at most ``max_bs`` requests, in buffers that are allocated once.
+
+    Results are views of these buffers: they hold until the next call for the same kind. On a GPU no call allocates or
+    synchronises, so all of them can be captured in a CUDA graph (call each once before, to compile). ``depth`` = D,
+    ``ranks`` = K, ``width`` = N = budget + 1. Raises ``ValueError`` for sizes that the kernels do not cover.
+    """
+
+    def __init__(
+        self, max_bs: int, depth: int, ranks: int, width: int, vocab: int, device: torch.device | str
+    ) -> None:
+        self.depth, self.ranks, self.width = depth, min(ranks, vocab), width
+        self.triton: Any = None
+        if torch.device(device).type == "cuda":
+            from . import triton_builder, triton_commit, triton_topk
+
+            self.triton = triton_topk, triton_builder, triton_commit
+            self._candidates = triton_topk.make_buffers(max_bs * depth, self.ranks, vocab, device)
+            self._trees = triton_builder.make_buffers(max_bs, width, depth, self.ranks, device)
+            self._accepted = triton_commit.make_accept_buffers(max_bs, depth + 1, device)
+
+    def candidates(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return ids, log-probabilities and scores, ``[bs, D, K]``, of logits ``[bs, D, V]`` (any float type)."""
+        if self.triton is None:
+            return topk.candidates(logits, self.ranks)
+        bs = logits.shape[0]
+        self.triton[0].candidates_into(logits.reshape(bs * self.depth, -1), self._candidates)
+        shape = (bs, self.depth, self.ranks)
+        found = self._candidates
+        return tuple(array[: bs * self.depth].view(shape) for array in (found.ids, found.log_probs, found.scores))
+
+    def build(
+        self,
+        root_token: torch.Tensor,
+        ids: torch.Tensor,
+        scores: torch.Tensor,
+        seq_lens: torch.Tensor,
+        budgets: torch.Tensor,
+        depth_limits: torch.Tensor,
+        full_mask: torch.Tensor | None = None,
+    ) -> TreeBatch:
+        """Build the trees; on a GPU also the tree columns of ``full_mask`` (SGLang's FULL_MASK), if given."""
+        if self.triton is None:
+            return torch_builder.build_trees(root_token, ids, scores, seq_lens, budgets, depth_limits, self.width)
+        return self.triton[1].build_trees_into(
+            root_token, ids, scores, seq_lens, budgets, depth_limits, self._trees, full_mask
+        )
+
+    def accept(self, tree: TreeBatch, target: torch.Tensor, seq_lens: torch.Tensor) -> Accepted:
+        """Return the accepted paths, ``D + 1`` wide."""
+        if self.triton is None:
+            return accept.accept_paths(tree, target, self.depth + 1)
+        return self.triton[2].accept_into(tree, target, seq_lens, self._accepted)
