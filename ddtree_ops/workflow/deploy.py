@@ -137,7 +137,7 @@ def _deploy(
         output.note(f"{host.name}: nothing to do; build {found.plan.build_id[:12]} is deployed", style="green")
         return 0, {"host": host.name, "outcome": "unchanged", "build_id": found.plan.build_id}
     prepare.refuse_if_blocked(found.plan)
-    if not output.json:
+    if not output.json and plan_file is None:  # a saved plan was seen when it was made
         plan_ui.show(output.err, found.plan, diff=options.diff)
     consent(context, yes, f"Change {host.name} as planned?")
     secrets = {name: secret.read() for name, secret in host.service.secrets.items()}
