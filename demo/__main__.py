@@ -56,8 +56,9 @@ def play(console: Console, stage: Stage, folder: Path) -> Result:
     walk = result.walk = Walk(console, folder)
     try:
         walk.run("locate-source", note="Which of the copies on the host does the service really import?")
-        walk.run("plan", "--diff", "--baseline", note="What a deploy would change. Nothing is written.")
-        walk.run("deploy", "--baseline", "--yes", note="Two server starts: one without speculation, one with DDTREE.")
+        walk.run("plan", "--baseline", "--diff", "-o", "plan.json", note="What a deploy would change; writes nothing.")
+        note = "Holds to that plan. Two server starts: one without speculation as the control, one with DDTREE."
+        walk.run("deploy", "--baseline", "--plan", "plan.json", "--yes", note=note)
         walk.run("bench", "--budget", str(BUDGET), "--out", "bench")
         walk.run("status")
         result.read(walk, folder / "bench")
