@@ -2,6 +2,9 @@
 
 A hard link costs no space and brings back the very inode. It is safe because nothing here writes in place, and
 installers replace files instead of rewriting them. Folders are kept as entries, so that modes and times return.
+
+On an overlay (containers, test hosts) the first link to a file of a lower layer copies it up and flushes it, file by
+file: 5,539 files took 35 s, copies of them 1.5 s. There it copies.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import shutil
 import stat
 from typing import Any, Callable, Dict, Iterable, List, Optional, Set
 
-from . import durable
+from . import durable, hashing
 from .ops import Work
 from .protocol import HostError
 
@@ -29,6 +32,7 @@ def take(work: Work, name: str, paths: Iterable[str]) -> str:
     os.makedirs(store, 0o700, exist_ok=True)
     entries: List[Entry] = []
     copied = 0
+    linkable = _linkable_devices(store)
     for path in sorted(set(paths)):
         entry = _describe(path)
         if entry is None:
@@ -37,7 +41,8 @@ def take(work: Work, name: str, paths: Iterable[str]) -> str:
             entry["stored"] = "%d/%d" % (len(entries) // _PER_FOLDER, len(entries))
             stored = os.path.join(store, entry["stored"])
             os.makedirs(os.path.dirname(stored), 0o700, exist_ok=True)
-            copied += 0 if _keep(path, stored) else 1
+            link = os.stat(os.path.dirname(path)).st_dev in linkable
+            copied += 0 if _keep(path, stored, link) else 1
         entries.append(entry)
     if copied:
         durable.sync_filesystem(store)
@@ -119,15 +124,43 @@ def _describe(path: str) -> Optional[Entry]:
     return entry
 
 
-def _keep(path: str, stored: str) -> bool:
+def copied_bytes(store_root: str, paths: Iterable[str]) -> int:
+    """Bytes that :func:`take` would have to copy into a folder under ``store_root``."""
+    linkable = _linkable_devices(store_root)
+    total = 0
+    for path in paths:
+        status = _lstat(path)
+        if status is not None and stat.S_ISREG(status.st_mode):
+            total += 0 if os.stat(os.path.dirname(path)).st_dev in linkable else status.st_size
+    return total
+
+
+def _linkable_devices(store: str) -> Set[int]:
+    """Devices of folders whose files can be linked into ``store`` cheaply: its own, unless that is an overlay."""
+    device = os.stat(store).st_dev
+    name = "%d:%d" % (os.major(device), os.minor(device))
+    try:
+        with open("/proc/self/mountinfo", "rb") as handle:
+            for line in handle:
+                left, _, right = line.decode("utf-8", "replace").partition(" - ")
+                if left.split()[2] == name and right.split()[0] == "overlay":
+                    return set()
+    except (OSError, IndexError):
+        pass
+    return {device}
+
+
+def _keep(path: str, stored: str, link: bool = True) -> bool:
     """Link ``path`` to ``stored``, or copy it; True when it is a link."""
     durable.discard(stored)
-    try:
-        os.link(path, stored, follow_symlinks=False)
-        return True
-    except OSError:  # another file system, or a kernel that protects other people's files from links
-        _copy(path, stored)
-        return False
+    if link:
+        try:
+            os.link(path, stored, follow_symlinks=False)
+            return True
+        except OSError:
+            pass  # another file system, or a kernel that protects other people's files from links
+    _copy(path, stored)
+    return False
 
 
 def _copy(source: str, target: str) -> None:
@@ -165,7 +198,7 @@ def _put_file(entry: Entry, stored: str) -> None:
     path = entry["path"]
     durable.discard(durable.temporary_name(path))
     here, there = _lstat(path), os.lstat(stored)
-    if here is None or (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
+    if here is None or not _is_the_same(path, here, stored, there):
         if here is not None and stat.S_ISDIR(here.st_mode):
             shutil.rmtree(path)
         temporary = durable.temporary_name(path)
@@ -179,6 +212,18 @@ def _put_file(entry: Entry, stored: str) -> None:
         os.chmod(path, entry["mode"])
     if status.st_mtime_ns != entry["mtime_ns"]:
         _set_times(entry)
+
+
+def _is_the_same(path: str, here: os.stat_result, stored: str, there: os.stat_result) -> bool:
+    """Whether the file at ``path`` still is the one that was kept.
+
+    By inode; and by content where inodes cannot tell: an overlay (every container's root) gives a file of a lower layer
+    another number than its link, and refuses to rename the one over the other.
+    """
+    if (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
+        return True
+    alike = stat.S_ISREG(here.st_mode) and (here.st_size, here.st_mtime_ns) == (there.st_size, there.st_mtime_ns)
+    return alike and hashing.of_file(path) == hashing.of_file(stored)
 
 
 def _put_link(entry: Entry) -> None:

@@ -27,7 +27,7 @@ rm -rf {SITE}/sglang && cd {SITE}
 echo {TOP}/python > __editable__.sglang-0.5.20.pth
 cd sglang-0.5.20.dist-info
 printf '{{"dir_info": {{"editable": true}}, "url": "file://{TOP}/python"}}' > direct_url.json
-grep '^sglang-0.5.20.dist-info/' RECORD > kept && mv kept RECORD
+grep '^sglang-0.5.20.dist-info/' RECORD | grep -v REQUESTED > kept && mv kept RECORD  # an installer's leftover stays
 printf '__editable__.sglang-0.5.20.pth,,\\nsglang-0.5.20.dist-info/direct_url.json,,\\n' >> RECORD
 """
 
