@@ -30,7 +30,7 @@ from ..ui import report as report_ui
 from ..ui.progress import Steps
 from . import prepare
 from .playbook import Playbook, load
-from .session import Survey, consent, each, hosts_of, linked, look
+from .session import Survey, consent, each, hosts_of, linked, look, read_secrets
 from .steps import STEPS, Run, expected_hashes
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _deploy(
     if not output.json and plan_file is None:  # a saved plan was seen when it was made
         plan_ui.show(output.err, found.plan, diff=options.diff)
     consent(context, yes, f"Change {host.name} as planned?")
-    secrets = {name: secret.read() for name, secret in host.service.secrets.items()}
+    secrets = read_secrets(link, host) if found.prepared.spec is not None else {}
     started = time.monotonic()
     with Steps(output, host.name) as progress:
         report = _carry_out(link, found, found.prepared, progress, secrets)
