@@ -180,7 +180,10 @@ def _choose_backends(server_args: Any, served: str) -> str:
         other["speculative_draft_attention_backend"] = draft
     if other:
         listed = ", ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in other.items())
-        raise ValueError(f"DDTREE verifies with the {served} attention backend in this version, but got {listed}.")
+        raise ValueError(
+            f"DDTREE verifies with the {served} attention backend in this version, but got {listed} "
+            f"(older releases choose one by themselves: give --attention-backend {served})."
+        )
     if compat.attention_backends(server_args) != {served}:
         compat.declare(server_args, attention_backend=served)
     if draft is None and served == "triton":
