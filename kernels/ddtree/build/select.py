@@ -22,9 +22,7 @@ class TreeBuilder:
     ``ranks`` = K, ``width`` = N = budget + 1. Raises ``ValueError`` for sizes that the kernels do not cover.
     """
 
-    def __init__(
-        self, max_bs: int, depth: int, ranks: int, width: int, vocab: int, device: torch.device | str
-    ) -> None:
+    def __init__(self, max_bs: int, depth: int, ranks: int, width: int, vocab: int, device: torch.device | str) -> None:
         self.depth, self.ranks, self.width = depth, min(ranks, vocab), width
         self.triton: Any = None
         if torch.device(device).type == "cuda":

@@ -192,7 +192,7 @@ def _build(
     FULL: tl.constexpr,
     FUSED: tl.constexpr,
 ):
-    """Program (request). Candidate lanes are nodes 0.. , output lanes are nodes 1.. : the last node has no candidate."""
+    """Program (request). Candidate lanes are nodes 0.. (the last node needs none), output lanes are nodes 1.. ."""
     b = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LANES)
     table = scores + b * (DEPTHS * RANKS)

@@ -1,7 +1,7 @@
 """Acceptance and commit on the GPU: the accepted path of each tree, and its KV and hidden rows moved to the front.
 
-Three kernels with fixed launch shapes and no host synchronisation; whether anything has to move is decided on the device.
-Twins on the CPU: ``accept.accept_paths``, ``adapters.commit.compact_kv`` and ``compact_rows``.
+Three kernels with fixed launch shapes and no host synchronisation; whether anything has to move is decided on the
+device. Twins on the CPU: ``accept.accept_paths``, ``adapters.commit.compact_kv`` and ``compact_rows``.
 """
 
 from __future__ import annotations
@@ -153,9 +153,7 @@ def compact_rows_into(rows: torch.Tensor, path: torch.Tensor, width: int, out: t
         hidden = rows.shape[1]
         block = min(1024, triton.next_power_of_2(hidden))
         grid = (triton.cdiv(hidden, block), bs * path_width)
-        _gather_rows[grid](
-            rows, path, out, hidden, rows.stride(0), N=width, P=path_width, BLOCK=block, num_warps=4
-        )
+        _gather_rows[grid](rows, path, out, hidden, rows.stride(0), N=width, P=path_width, BLOCK=block, num_warps=4)
 
 
 @triton.jit

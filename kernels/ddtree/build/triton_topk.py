@@ -1,12 +1,12 @@
 """Per-depth candidates on the GPU: top-k and log-sum-exp over the vocabulary in one reading of the logits.
 
-Two kernels. The first streams the logits once and leaves, per row, the maximum of every group of ``GROUP`` tokens and the
-running sums of every chunk. The second selects the ``k`` best groups, which must hold the ``k`` best tokens: a token
-outside of them has ``k`` group maxima before it. It reads those groups again and orders what is left.
+Two kernels. The first streams the logits once and leaves, per row, the maximum of every group of ``GROUP`` tokens and
+the sums of every chunk. The second selects the ``k`` best groups, which must hold the ``k`` best tokens: a token outside
+of them has ``k`` group maxima before it. It reads those groups again and orders what is left.
 
-Both selections are exact: the k-th largest key is found by counting, four values at a time, and ties are cut by index. No
-sorting network, no atomics; every sum has one order, which depends on the vocabulary alone, so a row gives the same bits
-in any batch. ``topk.candidates`` is the twin on the CPU: same ids; the log-sum-exp may differ in its last bit.
+Both selections are exact: the k-th largest key is found by counting, two bits at a time, and ties are cut by index. No
+sorting network, no atomics; every sum has one order, which depends on the vocabulary alone, so a row gives the same
+bits in any batch. ``topk.candidates`` is the twin on the CPU: same ids; the log-sum-exp may differ in its last bit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ MAX_VOCAB = 1 << 18
 _SCALE = tl.constexpr(4294967296.0)  # 2**32, as definition.SCORE_SHIFT
 _FLOOR = tl.constexpr(-72057594037927936)  # definition.SCORE_FLOOR
 _FLOOR_LOG = tl.constexpr(-16777216.0)  # the same as a log-probability
-_ROUND = tl.constexpr(6755399441055744.0)  # 1.5 * 2**52: adding it rounds a double below 2**51 to an integer, ties to even
+_ROUND = tl.constexpr(
+    6755399441055744.0
+)  # 1.5 * 2**52: adding it rounds a double below 2**51 to an integer, ties to even
 
 
 @dataclass(frozen=True)
@@ -246,7 +248,7 @@ def _select(
     filled = tl.sum(chosen, axis=0)
     tl.debug_barrier()
 
-    # The groups' tokens in ascending order. Whatever reaches the k-th group maximum is a candidate: as a rule k and a few.
+    # The groups' tokens, ascending. Whatever reaches the k-th group maximum is a candidate: as a rule k and a few.
     lane = tl.arange(0, RANKS2 * GROUP)
     slot = lane // GROUP
     token = tl.load(slots + slot, mask=slot < filled, other=0) * GROUP + lane % GROUP

@@ -1,0 +1,97 @@
+"""The Triton kernels on a real GPU: the checks of ``tests/kernels/triton_checks.py`` at full size, and CUDA graphs.
+
+python -m pytest tests/gpu        on the GPU host, in an environment with torch, Triton and pytest
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+if not torch.cuda.is_available():
+    pytest.skip("no NVIDIA GPU", allow_module_level=True)
+
+from tests.kernels import triton_checks  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("name", list(triton_checks.CHECKS))
+def test_kernels(name: str) -> None:
+    """See the docstring of the check."""
+    torch.manual_seed(0)
+    triton_checks.CHECKS[name]("cuda", True)
+
+
+def test_one_graph_from_logits_to_paths() -> None:
+    """Captured once, replayed with other logits, lengths and budgets: nothing of the first data may survive."""
+    from ddtree.build import accept, topk, torch_builder
+    from ddtree.build.select import TreeBuilder
+
+    bs, depth, vocab, budget = 4, 15, 5000, 32
+    width = budget + 1
+    builder = TreeBuilder(bs, depth, budget, width, vocab, "cuda")
+    logits = torch.zeros(bs, depth, vocab, device="cuda")
+    long = {"dtype": torch.int64, "device": "cuda"}
+    roots, lens, budgets, limits = (torch.zeros(bs, **long) for _ in range(4))
+    target = torch.zeros(bs, width, **long)
+    full = torch.zeros(width * (4000 + bs * width), dtype=torch.bool, device="cuda")
+
+    def step() -> Any:
+        ids, _, scores = builder.candidates(logits)
+        tree = builder.build(roots, ids, scores, lens, budgets, limits, full)
+        return ids, scores, tree, builder.accept(tree, target, lens)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ids, scores, tree, accepted = step()
+    generator = torch.Generator().manual_seed(21)
+    for kind in ("bfloat16", "integer", "float32"):
+        logits.copy_(triton_checks.make_logits(generator, (bs, depth, vocab), kind))
+        roots.random_(0, vocab)
+        lens.random_(0, 900)
+        budgets.random_(0, budget + 4)
+        limits.random_(0, depth + 2)
+        graph.replay()  # builds the tree; its acceptance is of the old target
+        twin = torch_builder.build_trees(roots, ids, scores, lens, budgets, limits, width)
+        assert torch.equal(topk.candidates(logits, budget)[0], ids)
+        for field, tensor in vars(twin).items():
+            assert torch.equal(getattr(tree, field), tensor), field
+        target.copy_(twin.draft_token.roll(-1, 1))
+        graph.replay()
+        for field, tensor in vars(accept.accept_paths(twin, target, depth + 1)).items():
+            assert torch.equal(getattr(accepted, field), tensor), field
+
+
+def test_nothing_waits_for_the_device() -> None:
+    """A hidden synchronisation costs more than the kernel: torch's own detector must see none."""
+    from ddtree.build import triton_commit
+    from ddtree.build.select import TreeBuilder
+
+    builder = TreeBuilder(2, 7, 16, 17, 5000, "cuda")
+    logits = torch.randn(2, 7, 5000, device="cuda")
+    lens, roots = torch.tensor([3, 4], device="cuda"), torch.tensor([1, 2], device="cuda")
+    limits = torch.tensor([16, 16], device="cuda")
+    target = torch.zeros(2, 17, dtype=torch.int64, device="cuda")
+    buffers = [torch.zeros(64, 8, 16, device="cuda") for _ in range(4)]
+    window = torch.arange(34, device="cuda").view(2, 17)
+    table = triton_commit.make_kv_table(buffers)
+
+    def step() -> None:
+        ids, _, scores = builder.candidates(logits)
+        accepted = builder.accept(builder.build(roots, ids, scores, lens, limits, limits), target, lens)
+        triton_commit.compact_kv_into(table, window, accepted.path, accepted.accept_len)
+
+    step()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
