@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.srt.lora.layers import unwrap_lora_layer
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
@@ -77,7 +76,7 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
 
     def _target_head(self) -> tuple[Any, int]:
         """Return the target's lm_head and how many of its rows are vocabulary (the rest is padding)."""
-        head = unwrap_lora_layer(getattr(self.target_worker.model_runner.model, "lm_head", None))
+        head = getattr(self.target_worker.model_runner.model, "lm_head", None)
         shard = getattr(head, "shard_indices", None)
         rows = shard.num_org_elements if shard is not None else getattr(head, "weight", torch.empty(0, 0)).shape[0]
         return head, int(rows)
@@ -196,7 +195,7 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
                 global_num_token_non_padded_cpu=bs * block,
             )
         )
-        with torch.inference_mode(), self.draft_tp_context(self.draft_model_runner.tp_group):
+        with torch.inference_mode():
             output = self.draft_model_runner.forward(forward_batch)
         hidden = output.logits_output.hidden_states
         if hidden is None:
@@ -205,8 +204,7 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
 
     def _noise_embedding(self, block_ids: torch.Tensor) -> torch.Tensor:
         """Embed the block with the target's embedding, ``[bs * B, H]``."""
-        embed = unwrap_lora_layer(self.target_worker.model_runner.model.get_input_embeddings())
-        embedded = embed(block_ids)
+        embedded = self.target_worker.model_runner.model.get_input_embeddings()(block_ids)
         scale = float(getattr(self, "_noise_embed_scale", 1.0))
         if scale != 1.0:
             embedded = embedded * scale

@@ -1,9 +1,9 @@
 """The exact tree builder in torch: batched, fixed shapes, no host synchronisation.
 
 Pending-child loop: every node keeps *one* candidate, its next unused child. A step takes the best candidate of each
-request, that is (score descending, order code ascending), appends it, and advances two candidates: the parent's and the
-new node's. ``width - 1`` steps of reductions over ``width`` lanes give exactly the heap's pops, because the best pending
-candidate of all nodes is the next node in canonical order.
+request, that is (score descending, order code ascending), appends it, and advances two candidates: the parent's and
+the new node's. ``width - 1`` steps of reductions over ``width`` lanes give exactly the heap's pops, because the best
+pending candidate of all nodes is the next node in canonical order.
 
 A GPU kernel can replace this function one for one: same inputs, same outputs, bit for bit.
 """
@@ -52,8 +52,9 @@ def build_trees(
 ) -> TreeBatch:
     """Build the first ``budgets[b]`` nodes of every request's tree in canonical order.
 
-    ``root_token``, ``seq_lens``, ``budgets``, ``depth_limits``: ``[bs]`` integers on the device; ``ids`` and ``scores``:
-    ``[bs, D, K]`` int64, rank order; ``width`` = N. Budgets above ``N - 1`` and limits above ``D`` have no effect.
+    ``root_token``, ``seq_lens``, ``budgets``, ``depth_limits``: ``[bs]`` integers on the device; ``ids`` and
+    ``scores``: ``[bs, D, K]`` int64, rank order; ``width`` = N. Budgets above ``N - 1`` and limits above ``D`` have no
+    effect.
     """
     bs, depths, ranks = ids.shape
     device = ids.device
