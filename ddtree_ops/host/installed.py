@@ -89,15 +89,16 @@ def distributions(layout: Layout) -> Dict[str, str]:
 
 def _recorded(site: str, dist_info: str, prefix: str) -> Iterator[str]:
     """Existing files that RECORD lists (inside the environment only), and the folders that lead to them."""
-    real_prefix = os.path.realpath(prefix)
+    real_prefix = os.path.realpath(prefix) + "/"
+    inside: Dict[str, bool] = {}
     for row in packages.read_record(dist_info):
         path = os.path.normpath(os.path.join(site, row))
-        folder = os.path.realpath(os.path.dirname(path))
-        if not (folder + "/").startswith(real_prefix + "/") or not os.path.lexists(path):
-            continue
-        yield path
-        if path.startswith(site + "/"):
-            parent = os.path.dirname(path)
-            while parent != site:
-                yield parent
-                parent = os.path.dirname(parent)
+        folder = os.path.dirname(path)
+        if folder not in inside:
+            inside[folder] = (os.path.realpath(folder) + "/").startswith(real_prefix)
+        if inside[folder] and os.path.lexists(path):
+            yield path
+    for folder in [folder for folder, within in inside.items() if within and folder.startswith(site + "/")]:
+        while folder != site and os.path.isdir(folder):
+            yield folder
+            folder = os.path.dirname(folder)

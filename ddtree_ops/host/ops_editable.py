@@ -35,6 +35,7 @@ def install_editable(tx: Tx, params: Params) -> Params:
     cache = undo.cache_for(tx.state_root)
     before = _manifest(layout, cache)
     known, ours_before = installed.distributions(layout), set(installed.traces(layout))
+    preflight.space(tx.state_root, snapshots.copied_bytes(tx.snapshots, ours_before))
     _promise(tx, layout, ours_before)
     done = installers.install(tx, layout, tree, method, uv)
     leftovers = installers.leftovers(layout)

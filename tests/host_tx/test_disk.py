@@ -170,3 +170,30 @@ def test_writing_is_atomic_when_space_runs_out(mount: Mount, environment: Enviro
     (disk / "ballast-of-somebody").unlink()
     assert driver.abort()["proven"]
     assert sorted(path.name for path in disk.iterdir()) == ["a.py"]
+
+
+def test_on_an_overlay_files_of_lower_layers_are_copied_not_linked(
+    environment: Environment, mount: Mount, tmp_path: Path
+) -> None:
+    """A link would copy each file up and flush it: half a minute for one SGLang in a container."""
+    scratch = mount("scratch", 150_000)
+    for name in ("upper", "work", "merged"):
+        (scratch / name).mkdir()
+    options = f"lowerdir={environment.prefix.parent},upperdir={scratch}/upper,workdir={scratch}/work"
+    merged = scratch / "merged"
+    subprocess.run(["mount", "-t", "overlay", "-o", options, "ddtree-test", str(merged)], check=True)
+    try:
+        (merged / "state").mkdir()
+        inside = Environment.__new__(Environment)
+        inside.prefix, inside.python = merged / "env", merged / "env/bin/python"
+        inside.site = merged / environment.site.relative_to(environment.prefix.parent)
+        inside.package = inside.site / "sglang"
+        driver = Driver(merged / "state", {"environment": str(inside.prefix)})
+        root = driver.root()
+        driver.begin()
+        derive_and_install(driver, inside)
+        store = next((driver.state_root / "snapshots").glob("*/environment-*"))
+        assert {path.stat().st_nlink for path in store.rglob("*/*") if path.is_file()} == {1}
+        assert driver.abort()["root"] == root
+    finally:
+        subprocess.run(["umount", "-l", str(merged)], check=True)
