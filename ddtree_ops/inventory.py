@@ -19,6 +19,9 @@ from .inventory_reader import Entries, Settings, parse_setting, read
 from .inventory_schema import HOST_FIELDS, Field, field_of
 from .model import Value
 
+#: A secret that lies on the host and never travels.
+HOST_FILE = "host-file:"
+
 
 class Secret(Value, frozen=True, kw_only=True):
     """A secret by name: where its value is, never the value."""
@@ -36,7 +39,7 @@ class Secret(Value, frozen=True, kw_only=True):
                 return Path(place).expanduser().read_text("utf-8").rstrip("\n")
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"the secret {self.name} cannot be read: {error}", where=self.source)
-        if kind == "host-file":
+        if self.source.startswith(HOST_FILE):
             raise ConfigError(f"the secret {self.name} lies on the host and is read there", where=self.source)
         raise ConfigError(
             f"the secret {self.name} is not set", where=self.source, next_step=f"export {place}=… and run again"

@@ -38,6 +38,7 @@ def service_spec(
         release_id=ids[0],
         build_id=ids[1],
         user=service.user,
+        working_directory=service.working_directory,
         python_version=_version(python),
         timeout_start=int(service.readiness_timeout),
         timeout_stop=int(service.stop_timeout),
@@ -54,20 +55,6 @@ def block_size(facts: Facts) -> int:
             if isinstance(found, int) and found > 0:
                 return found
     return DEFAULT_BLOCK_SIZE
-
-
-def reference(spec: ServiceSpec) -> dict[str, object]:
-    """The ``service`` object of the host program's requests (``host/runner.py``)."""
-    address = spec.base_url.removeprefix("http://").rpartition(":")[0].strip("[]")
-    return {
-        "unit": spec.unit,
-        "init": spec.init,
-        "path": spec.unit_path,
-        "run_dir": spec.run_dir,
-        "secrets_file": spec.secrets_path if spec.secrets else "",
-        "address": address,
-        "port": spec.port,
-    }
 
 
 def _version(text: str) -> tuple[int, int]:

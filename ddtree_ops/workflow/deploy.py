@@ -20,7 +20,7 @@ from ..errors import (
     TransportError,
     Unhealthy,
 )
-from ..inventory import Host, Inventory
+from ..inventory import HOST_FILE, Host, Inventory
 from ..model import Plan, StepCall
 from ..patching.text import sha256
 from ..planning.plan import Prepared
@@ -30,8 +30,8 @@ from ..ui import report as report_ui
 from ..ui.progress import Steps
 from . import prepare
 from .playbook import Playbook, load
-from .session import Survey, consent, each, hosts_of, linked, look, read_secrets
-from .steps import STEPS, Run, expected_hashes
+from .session import Survey, consent, each, hosts_of, linked, look
+from .steps import STEPS, Run, expected_hashes, settle
 
 if TYPE_CHECKING:
     from ..cli import Context
@@ -140,7 +140,7 @@ def _deploy(
     if not output.json and plan_file is None:  # a saved plan was seen when it was made
         plan_ui.show(output.err, found.plan, diff=options.diff)
     consent(context, yes, f"Change {host.name} as planned?")
-    secrets = read_secrets(link, host) if found.prepared.spec is not None else {}
+    secrets = {n: s.read() for n, s in host.service.secrets.items() if not s.source.startswith(HOST_FILE)}
     started = time.monotonic()
     with Steps(output, host.name) as progress:
         report = _carry_out(link, found, found.prepared, progress, secrets)
@@ -176,6 +176,8 @@ def _carry_out(link: Link, found: Look, prepared: Prepared, progress: Steps, sec
     failure = _run_steps(run, found.playbook)
     if failure is not None and not _may_stay(failure, found.playbook):
         _undo(run, failure)
+    if failure is None and found.playbook.has("start") and not found.playbook.has("enable"):
+        settle(run)
     with progress.step("journal", "Record the deployment"):
         tx.commit(_deployment(run, failure), on_event=progress.event)
     return _report(run, before, failure)

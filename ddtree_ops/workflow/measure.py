@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..attest.request import expectation, spec_of
 from ..bench import library, report, smoke
 from ..errors import UsageError, worst
 from ..inventory import Host
 from ..model import Deployment
-from ..planning.service_spec import reference
 from ..ui.progress import Steps
-from .service import attest_request, deployed, spec_of
+from .service import deployed
 from .session import each, hosts_of, linked, look
+from .steps import served_dtype
 
 if TYPE_CHECKING:
     from ..cli import Context
@@ -41,20 +42,22 @@ def bench(
 
     def one(host: Host) -> int:
         with linked(context, host) as link:
-            deployment = deployed(look(link, host, inventory.beside).facts, host)
-            service = reference(spec_of(deployment))
+            facts = look(link, host, inventory.beside).facts
+            deployment = deployed(facts, host)
+            spec = spec_of(deployment)
             request = smoke.request(
-                service,
+                spec.ref(),
                 max_tokens=max_tokens,
                 prompts=count,
                 regime=regime,
                 own=own,
                 concurrency=concurrency,
-                proof=attest_request(deployment),
+                proof=expectation(deployment),
             )
             with Steps(context.output, host.name) as progress, progress.step("bench", f"Bench at budget {width}"):
                 raw = link.call("bench_smoke", {**request, "budget": width}, timeout=None, on_event=progress.event)
-        found = {"host": host.name, **smoke.evaluate(raw, baseline_for(deployment, raw))}
+        dtype = served_dtype(facts, spec)
+        found = {"host": host.name, **smoke.evaluate(raw, baseline_for(deployment, raw), dtype=dtype)}
         documents.append(found)
         if out is not None:
             context.output.note(f"written: {_save(out, host, found)}")

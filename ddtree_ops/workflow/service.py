@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..attest.request import attest, spec_of
 from ..errors import Drift, Refused
 from ..inventory import Host
 from ..model import Deployment, Facts
-from ..planning.service_spec import reference
-from ..remote.channel import Link
-from ..service.settings import ServiceSpec
 from ..ui import status as ui
 from ..ui.progress import Steps
 from .session import consent, each, hosts_of, linked, look
@@ -45,30 +43,6 @@ def deployed(facts: Facts, host: Host, *, service: bool = True) -> Deployment:
     return facts.deployment
 
 
-def spec_of(deployment: Deployment) -> ServiceSpec:
-    """The service as it was deployed."""
-    return msgspec.convert(deployment.settings, ServiceSpec, strict=False)
-
-
-def attest_request(deployment: Deployment) -> dict[str, Any]:
-    """What disk and processes are compared with (``host/identity.py``)."""
-    return {
-        "build_id": deployment.build_id,
-        "files": deployment.files,
-        "package_dir": deployment.package_dir,
-        "interpreter": deployment.environment,
-        "applied_at": 0.0,
-    }
-
-
-def attest(link: Link, deployment: Deployment) -> dict[str, Any]:
-    """Disk, and where there is a service its processes, against the deployment."""
-    request = attest_request(deployment)
-    if not deployment.unit:
-        return link.call("attest_disk", request, timeout=180.0)
-    return link.call("attest", {**request, "service": reference(spec_of(deployment))}, timeout=180.0)
-
-
 def status(context: Context) -> int:
     """What is deployed and runs; exit 0 also when it is nothing, 9 when the service is not healthy."""
     inventory, hosts = hosts_of(context)
@@ -79,7 +53,7 @@ def status(context: Context) -> int:
             survey = look(link, host, inventory.beside)
             found: dict[str, Any] = {"host": host.name, "deployment": survey.facts.deployment}
             if survey.facts.deployment is not None and survey.facts.deployment.unit:
-                service = reference(spec_of(survey.facts.deployment))
+                service = spec_of(survey.facts.deployment).ref()
                 found["service"] = link.call("service_status", {"service": service}, timeout=60.0)
                 found["beacons"] = link.call("beacons", {"service": service}, timeout=30.0)["beacons"]
         found |= {"lock": survey.facts.lock, "interrupted": survey.facts.interrupted}
@@ -141,7 +115,7 @@ def logs(context: Context, follow: bool, lines: int) -> int:
     def one(host: Host) -> int:
         with linked(context, host) as link:
             facts = look(link, host, inventory.beside).facts
-            service = reference(spec_of(deployed(facts, host)))
+            service = spec_of(deployed(facts, host)).ref()
             request = {"service": service, "lines": lines, "follow": follow}
             link.call("logs", request, timeout=None if follow else 60.0, on_event=show)
         return 0
@@ -159,7 +133,7 @@ def control(context: Context, action: str, yes: bool) -> int:
             facts = look(link, host, inventory.beside).facts
             spec = spec_of(deployed(facts, host))
             consent(context, yes, f"{action.capitalize()} {spec.unit} on {host.name}?")
-            service = reference(spec)
+            service = spec.ref()
             with Steps(context.output, host.name) as progress:
                 with progress.step(action, f"{action.capitalize()} {spec.unit}"):
                     request = {"service": service, "action": action}

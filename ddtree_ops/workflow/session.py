@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import ConfigError, DdtreeError, UsageError, worst
+from ..errors import DdtreeError, UsageError, worst
 from ..inventory import Host, Inventory, load
 from ..model import Copy, Facts, Verdict
 from ..patching.plan import load_all, select_series
@@ -179,29 +179,6 @@ def base_files(link: Link, survey: Survey) -> dict[str, bytes]:
             answer = link.call("read_files", {"base": copy.root, "paths": paths}, timeout=60.0)["files"]
             found |= {item["path"]: base64.b64decode(item["content"]) for item in answer if "content" in item}
     return found
-
-
-def read_secrets(link: Link, host: Host) -> dict[str, str]:
-    """The values of the service's secrets, from this machine or (``host-file:``) from the host.
-
-    Raises:
-        ConfigError: one is missing; names its name and source, never a value.
-    """
-    values: dict[str, str] = {}
-    for name, secret in host.service.secrets.items():
-        kind, _, place = secret.source.partition(":")
-        if kind != "host-file":
-            values[name] = secret.read()
-            continue
-        item = link.call("read_files", {"base": "/", "paths": [place]}, timeout=30.0)["files"][0]
-        if "content" not in item:
-            raise ConfigError(
-                f"the secret {name} cannot be read on the host: {item['error']}",
-                where=f"{host.name}:{place}",
-                next_step="write the file there, mode 0600, or name another source in the inventory",
-            )
-        values[name] = base64.b64decode(item["content"]).decode("utf-8", "surrogateescape").rstrip("\n")
-    return values
 
 
 def consent(context: Context, yes: bool, question: str) -> None:

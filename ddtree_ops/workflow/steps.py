@@ -14,12 +14,11 @@ from typing import Any
 
 from ..applying.transaction import Transaction
 from ..bench import smoke
-from ..inventory import Host
+from ..inventory import HOST_FILE, Host
 from ..model import Facts
 from ..patching.text import sha256
 from ..planning.checks import takeover_server
 from ..planning.plan import Prepared
-from ..planning.service_spec import reference
 from ..planning.wanted import Wanted
 from ..service import units
 from ..service.settings import ServiceSpec
@@ -128,7 +127,7 @@ def takeover(run: Run, params: Mapping[str, Any]) -> None:
 def baseline(run: Run, params: Mapping[str, Any]) -> None:
     """Our unit once without speculation: its greedy answers are what DDTREE's are compared with."""
     plain = run.spec.variant("NONE")
-    service = reference(plain)
+    service = plain.ref()
     run.do("unit_install", _unit_request(run, plain, units.service_unit(plain).text))
     started = run.do("service_start", {"service": service, "first": True}, timeout=300.0)
     limits = {"timeout": run.wanted.ready_timeout}
@@ -140,13 +139,13 @@ def baseline(run: Run, params: Mapping[str, Any]) -> None:
 
 def start(run: Run, params: Mapping[str, Any]) -> None:
     """Start the service; it is not restarted by itself until it has proven itself."""
-    run.seen["start"] = run.do("service_start", {"service": reference(run.spec), "first": True}, timeout=300.0)
+    run.seen["start"] = run.do("service_start", {"service": run.spec.ref(), "first": True}, timeout=300.0)
 
 
 def ready(run: Run, params: Mapping[str, Any]) -> None:
     """Wait until it serves; progress counts, not the clock alone."""
     limits = {"timeout": params.get("timeout", run.wanted.ready_timeout), "silence": params.get("silence", 300)}
-    request = {"service": reference(run.spec), "start": run.seen.get("start", {}), **limits}
+    request = {"service": run.spec.ref(), "start": run.seen.get("start", {}), **limits}
     run.seen["ready"] = run.do("wait_ready", request, timeout=None)
 
 
@@ -158,17 +157,22 @@ def identity(run: Run, params: Mapping[str, Any]) -> None:
 def smoke_bench(run: Run, params: Mapping[str, Any]) -> None:
     """A handful of requests; fails when the server does not speculate or its greedy answers part at a wide gap."""
     request = smoke.request(
-        reference(run.spec), max_tokens=int(params.get("max_tokens", 48)), prompts=int(params.get("prompts", 6))
+        run.spec.ref(), max_tokens=int(params.get("max_tokens", 48)), prompts=int(params.get("prompts", 6))
     )
     raw = run.do("smoke", {**request, "budget": run.spec.budget}, timeout=None)
-    result = smoke.evaluate(raw, run.seen.get("baseline"))
+    result = smoke.evaluate(raw, run.seen.get("baseline"), dtype=served_dtype(run.facts, run.spec))
     run.seen["smoke"] = result
     smoke.require(result)
 
 
 def enable(run: Run, params: Mapping[str, Any]) -> None:
     """Start at boot, and restarts allowed again."""
-    run.seen["enable"] = run.do("service_enable", {"service": reference(run.spec)})
+    run.seen["enable"] = run.do("service_enable", {"service": run.spec.ref()})
+
+
+def settle(run: Run) -> None:
+    """For a playbook without ``enable``: automatic restarts, which the first start had switched off."""
+    run.do("service_settle", {"service": run.spec.ref()})
 
 
 def run_command(run: Run, params: Mapping[str, Any]) -> None:
@@ -207,7 +211,7 @@ def identity_request(run: Run) -> dict[str, Any]:
     """What ``identity`` compares disk and processes with."""
     layout = run.prepared.layout
     return {
-        "service": reference(run.spec),
+        "service": run.spec.ref(),
         "algorithm": "DDTREE",
         "build_id": run.prepared.build.build_id,
         "interpreter": run.prepared.plan.verdict.environment,
@@ -217,12 +221,23 @@ def identity_request(run: Run) -> dict[str, Any]:
     }
 
 
+def served_dtype(facts: Facts, spec: ServiceSpec) -> str:
+    """The type that the target is served in: the flag, else the checkpoint's own; "" when neither says."""
+    flags = spec.extra_args
+    if "--dtype" in flags[:-1]:
+        return flags[flags.index("--dtype") + 1]
+    target = next((model for model in facts.models if model.role == "target"), None)
+    return str((target.config.get("dtype") or target.config.get("torch_dtype") or "") if target else "")
+
+
 def _unit_request(run: Run, spec: ServiceSpec, text: str) -> dict[str, Any]:
     secrets = units.secrets_text(run.secrets) if run.secrets else ""
+    places = {name: s.source for name, s in run.host.service.secrets.items() if s.source.startswith(HOST_FILE)}
     return {
-        "service": reference(spec),
+        "service": spec.ref(),
         "text": text,
         "secrets": secrets,
+        "host_secrets": {name: source.removeprefix(HOST_FILE) for name, source in places.items()},
         "cache_dir": spec.cache_dir,
         "user": spec.user,
     }

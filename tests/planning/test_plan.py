@@ -15,7 +15,6 @@ from ddtree_ops.planning.build import Build, is_current, make_build
 from ddtree_ops.planning.digest import facts_digest
 from ddtree_ops.planning.layout import layout_for
 from ddtree_ops.planning.plan import Prepared, make_plan
-from ddtree_ops.planning.service_spec import reference
 from ddtree_ops.planning.wanted import Wanted
 from tests.source import builders
 
@@ -228,13 +227,6 @@ def test_checkout_keeps_its_own_layout() -> None:
     assert layout.project == "/var/lib/ddtree-ops/releases/r1/editable"
     derived = layout_for("derive", live, "/var/lib/ddtree-ops", "r1")
     assert derived.package == "/var/lib/ddtree-ops/releases/r1/python/src/sglang"
-
-
-def test_wildcard_address_is_asked_on_loopback() -> None:
-    service = Service(target_model="/models/t", drafter="/models/d", host="0.0.0.0", port=31000)
-    spec = plan(host=inventory_host(service=service)).spec
-    assert spec is not None
-    assert (reference(spec)["address"], reference(spec)["port"]) == ("127.0.0.1", 31000)
 
 
 def test_git_state_of_the_live_checkout_is_part_of_the_digest() -> None:
