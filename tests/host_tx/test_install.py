@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,16 +23,20 @@ WHERE = "import sglang, importlib.metadata as m; print(sglang.__file__, m.versio
 @pytest.fixture(params=["self", "pip", "uv"])
 def any_installer(request: pytest.FixtureRequest, tmp_path: Path, venv_with_pip: Path) -> tuple[Environment, str, str]:
     """The environment, the installer's name, and uv's path."""
-    if request.param == "uv" and not installers.find_uv():
+    uv = _uv()
+    if request.param == "uv" and not uv:
         if os.environ.get("REQUIRE_TESTHOST") == "1":
-            pytest.fail("REQUIRE_TESTHOST=1, but uv is not installed (pip install uv)")
+            pytest.fail("REQUIRE_TESTHOST=1, but uv is not installed (it is in the dev extra)")
         pytest.skip("uv is not installed")
     pip = venv_with_pip if request.param == "pip" else None
-    return (
-        Environment(tmp_path / "the env" if request.param == "self" else tmp_path / "e", pip).install(),
-        (request.param),
-        installers.find_uv(),
-    )
+    prefix = tmp_path / ("the env" if request.param == "self" else "e")
+    return Environment(prefix, pip).install(), request.param, uv
+
+
+def _uv() -> str:
+    """uv of this machine, or the one that the ``dev`` extra puts beside this Python."""
+    beside = Path(sys.executable).with_name("uv")
+    return installers.find_uv() or (str(beside) if beside.exists() else "")
 
 
 def test_the_tree_is_imported_and_rollback_is_byte_for_byte(
@@ -225,11 +230,12 @@ def test_a_system_python_is_refused(driver: Driver, environment: Environment, mo
 
 
 @pytest.mark.parametrize("installer", ["pip", "uv"])
-def test_an_installer_that_is_not_there_is_named(driver: Driver, environment: Environment, installer: str) -> None:
+def test_an_installer_that_is_not_there_is_named(
+    driver: Driver, environment: Environment, installer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installers, "find_uv", lambda: "")
     driver.begin()
     tree = driver.do("derive_tree", release_id="r", package_dir=str(environment.package))
-    if installer == "uv" and installers.find_uv():
-        pytest.skip("uv is installed")
     request = {"python": str(environment.python), "tree": tree["tree"], "installer": installer}
     assert driver.fails("do", "install_editable", **request).code == "no_installer"
 

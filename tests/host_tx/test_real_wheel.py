@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ CONSTANT = "CANONICAL_ORDER = 'depth-first'\n"
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
     """A virtual environment of Python 3.11 (what the wheel is for) with the wheel in it."""
     python = sys.executable if sys.version_info[:2] == (3, 11) else shutil.which("python3.11")
     if not python:
@@ -35,7 +36,8 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     made.prefix, made.python = prefix, prefix / "bin/python"
     made.site = next(prefix.glob("lib/python3*/site-packages"))
     made.package = made.site / "sglang"
-    return made
+    yield made
+    shutil.rmtree(prefix)
 
 
 def test_deploy_and_rollback(real: Environment, tmp_path: Path) -> None:
