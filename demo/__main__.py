@@ -49,7 +49,7 @@ def _one(console: Console, progress: Progress, job: Job) -> None:
 
 def play(console: Console, stage: Stage, folder: Path) -> Result:
     """The walk itself: look, plan, deploy, measure, ask, and take it back."""
-    result = Result(budget=BUDGET)
+    result = Result(budget=BUDGET, compared=stage.compared)
     result.setup_seconds = set_up(console, stage)
     stage.inventory()
     before = stage.differs()
@@ -63,7 +63,7 @@ def play(console: Console, stage: Stage, folder: Path) -> Result:
         walk.run("status")
         result.read(walk, folder / "bench")
         walk.run("rollback", "--yes", note="Back to the state before, proven by one root hash.")
-        result.read_rollback(walk)
+        walk.run("purge", "--yes", note="And the tool's own state: journal, releases, snapshots.")
     except StepStopped as stopped:
         result.stopped = stopped
     result.left = left_behind(before, stage.differs())

@@ -48,6 +48,7 @@ class Stage(ABC):
 
     left_out: tuple[str, ...] = ()
     description = ""
+    compared = "the host's whole disk"
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -158,6 +159,7 @@ class LightStage(Stage):
     """Without root: sshd on loopback as this user, an environment in the cache folder, ``init: process``."""
 
     description = "a plain sshd on 127.0.0.1 as the user who runs this; the service is a process group"
+    compared = "environment and checkout"
     left_out = (
         "systemd: the unit, its verification, enablement and restart policy (`init: process` instead)",
         "an own disk: the environment lies in the cache folder of this user",
