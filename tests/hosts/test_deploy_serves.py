@@ -220,6 +220,6 @@ def test_rollback_brings_back_bytes_and_server(host: TestHost, tmp_path: Path) -
 
 def without_bytecode(host: TestHost) -> dict[str, object]:
     """What differs from the host's layers, less Python's own bytecode, our state folder and the journal's noise."""
-    skipped = (STATE, "/var/", "/tmp/", "/run/", "/root/.cache", "/root/.triton")
+    skipped = (STATE, "/var/", "/tmp/", "/run/", "/dev/", "/root/.cache", "/root/.triton")
     found = host.differs()
     return {p: s for p, s in found.items() if "__pycache__" not in p and not p.startswith(skipped)}
