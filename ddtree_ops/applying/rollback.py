@@ -24,9 +24,13 @@ def rollback(
     return _record(link, "rollback", link.call("rollback", params, timeout=None, on_event=on_event))
 
 
-def recover(link: Link, state_root: str, *, on_event: OnEvent | None = None) -> dict[str, Any]:
-    """Take back the run that was interrupted, and prove it. As :func:`rollback`, with ``run`` (what was found)."""
-    params = {"state_root": state_root, "who": whoami(), "message": "recover"}
+def recover(link: Link, state_root: str, *, force: bool = False, on_event: OnEvent | None = None) -> dict[str, Any]:
+    """Take back the run that was interrupted, and prove it. As :func:`rollback`, with ``run`` (what was found).
+
+    ``force``: when nothing of ours is left to undo but paths differ that a human has looked at, the run ends all the
+    same; ``proven`` is then False and ``accepted`` names them.
+    """
+    params = {"state_root": state_root, "who": whoami(), "message": "recover", "force": force}
     return _record(link, "recover", link.call("recover", params, timeout=None, on_event=on_event))
 
 

@@ -47,7 +47,9 @@ def rollback(params: Params, emit: Emit) -> Params:
 def recover(params: Params, emit: Emit) -> Params:
     """Take back the interrupted run, if there is one, and prove the state before it.
 
-    Params: ``state_root``, ``who``. Result: as for ``rollback``, ``run`` (what was found); or ``{"nothing": true}``.
+    Params: ``state_root``, ``who``; ``force`` (when paths still differ that no undo record restores, and a human looked
+    at them: end the run all the same). Result: as for ``rollback``, ``run`` (what was found) and ``accepted`` (paths);
+    or ``{"nothing": true}``.
     """
     state_root = absolute(params, "state_root")
     locks.refuse_if_held(state_root)
@@ -59,7 +61,8 @@ def recover(params: Params, emit: Emit) -> Params:
     work = Work(state_root, str(run["run_id"]), emit)
     entry.enter(state_root, work.run_id, params, may_be_interrupted=True)
     try:
-        result = undo.unwind(work, "recovered by %s" % (params.get("who") or "somebody"))
+        reason = "recovered by %s" % (params.get("who") or "somebody")
+        result = undo.unwind(work, reason, accept=bool(params.get("force")))
     finally:
         locks.release(state_root)
     return {**result, "run": run, "deployment": deployments.read(state_root), "nothing": False}

@@ -24,12 +24,13 @@ def reserve(work: Work) -> None:
         os.fsync(handle.fileno())
 
 
-def unwind(work: Work, reason: str, expected: Optional["Expected"] = None) -> Dict[str, Any]:
+def unwind(work: Work, reason: str, expected: Optional["Expected"] = None, accept: bool = False) -> Dict[str, Any]:
     """Undo everything that the run's journal still holds, and prove it.
 
     Reads the journal from the disk: it does not matter which process wrote it, or where that one stopped. A lost
     controller does not stop the way back. Returns ``{"root", "undone", "seconds", "notes", "foreign"}``; raises
-    :class:`HostError` ``rollback_failed`` (exit 7) with the differing paths.
+    :class:`HostError` ``rollback_failed`` (exit 7) with the differing paths. ``accept``: somebody looked at these paths
+    and wants the run to end all the same; they are journaled and returned as ``accepted``, and nothing is proven.
     """
     started = time.monotonic()
     work.emit = _deaf(work.emit)
@@ -48,18 +49,20 @@ def unwind(work: Work, reason: str, expected: Optional["Expected"] = None) -> Di
             text = error.message if isinstance(error, HostError) else "%s: %s" % (type(error).__name__, error)
             errors.append({"undo": record["undo"], "text": record.get("text", ""), "error": text})
     proof = _prove(work, log.records[0], expected)
-    if errors or proof["differences"]:
+    accepted = proof["differences"] if accept and not errors else {}
+    if errors or (proof["differences"] and not accepted):
         _append(log, "failed", errors=errors, differences=dict(list(proof["differences"].items())[:_SHOWN]))
         raise _failed(work, log.path, errors, proof)
     flush(work, log.records[0])
-    _append(log, "undone", reason=reason, root=proof["root"])
+    _append(log, "undone", reason=reason, root=proof["root"], accepted=accepted)
     shutil.rmtree(work.snapshots, ignore_errors=True)
     return {
         "run_id": work.run_id,
         "undone": len(todo),
         "root": proof["root"],
         "root_before": proof["root_before"],
-        "proven": True,
+        "proven": not accepted,
+        "accepted": accepted,
         "foreign": proof["foreign"],
         "notes": work.notes,
         "seconds": round(time.monotonic() - started, 3),
@@ -143,8 +146,8 @@ def _failed(work: Work, where: str, errors: List[Dict[str, str]], proof: Dict[st
         "rollback_failed",
         "the way back of run %s did not end where it began: %s" % (work.run_id, "; ".join(words)),
         where=paths[0][0] if paths else where,
-        next="look at these paths and at %s; what is needed to restore them is kept in %s; then run "
-        "ddtree-ops recover" % (where, work.snapshots),
+        next="look at these paths and at %s; what is needed to restore them is kept in %s; ddtree-ops recover "
+        "tries again, with --force it takes the host as it is then" % (where, work.snapshots),
         exit=7,
         details={
             "differences": dict(paths[:_SHOWN]),

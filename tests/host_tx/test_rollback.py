@@ -123,6 +123,24 @@ def test_a_way_back_that_fails_names_paths_and_can_be_tried_again(
     assert driver.back() == {"nothing": True}
 
 
+def test_what_others_changed_during_a_run_ends_it_only_when_a_human_says_so(
+    driver: Driver, environment: Environment
+) -> None:
+    """Without that, one file that somebody wrote at the wrong moment would lock the host for ever."""
+    driver.begin()
+    derive_and_install(driver, environment)
+    write(environment.site, {"torch/version.py": "written by somebody meanwhile\n"})
+    assert driver.fails("abort").code == "rollback_failed"
+    assert driver.fails("back", "recover").code == "rollback_failed"
+    assert driver.fails("begin").code == "interrupted"
+    result = driver.back("recover", force=True)
+    assert not result["proven"]
+    assert set(result["accepted"]) == {str(environment.site / "torch"), str(environment.site / "torch/version.py")}
+    driver.begin()
+    driver.abort()
+    assert (environment.site / "torch/version.py").exists()
+
+
 def test_a_lost_snapshot_is_a_failed_rollback_not_a_success(driver: Driver, environment: Environment) -> None:
     _deploy(driver, environment)
     stored = next(path for path in (driver.state_root / "snapshots").rglob("list.json") if "environment" in str(path))
