@@ -67,6 +67,8 @@ def play(console: Console, stage: Stage, folder: Path) -> Result:
     except StepStopped as stopped:
         result.stopped = stopped
     result.left = left_behind(before, stage.differs())
+    if result.good:
+        stage.proven()
     return result
 
 

@@ -65,6 +65,9 @@ class Stage(ABC):
     def differs(self) -> dict[str, Any]:
         """What is on the host's disk now that its layers do not have, path by path; seen past the tool."""
 
+    def proven(self) -> None:
+        """Everything is as it was set up: it may serve again."""
+
     @abstractmethod
     def close(self) -> None:
         """End the host."""
@@ -219,8 +222,12 @@ class LightStage(Stage):
         """Hashes of the environment and the checkout, byte code left out."""
         return layers.hashes(self.place / "root" / "ml-env") | layers.hashes(self.folder / "sglang")
 
+    def proven(self) -> None:
+        """The environment need not be made anew next time."""
+        (self.place / ".in-use").unlink(missing_ok=True)
+
     def close(self) -> None:
-        """End sshd; the environment is as it was, else the next demo makes it anew."""
+        """End sshd."""
         self.host.__exit__()
 
 
