@@ -137,21 +137,22 @@ def bench_build(bs: int, budget: int) -> Row:
     buffers = triton_builder.make_buffers(bs, width, DEPTH, budget, "cuda")
     full = torch.zeros(width * bs * (1000 + width), dtype=torch.bool, device="cuda")
 
-    def kernel(fused: bool) -> torch_builder.TreeBatch:
-        return triton_builder.build_trees_into(roots, ids, scores, lens, budgets, limits, buffers, full, fused=fused)
+    def kernel(square: bool = True) -> torch_builder.TreeBatch:
+        return triton_builder.build_trees_into(
+            roots, ids, scores, lens, budgets, limits, buffers, full, square_mask=square
+        )
 
     def plain() -> torch_builder.TreeBatch:
         return torch_builder.build_trees(roots, ids, scores, lens, budgets, limits, width)
 
     row: Row = {"what": "build", "bs": bs, "budget": budget, "depth": DEPTH, "ranks": budget, "full_mask": True}
-    row |= graph_times(lambda: kernel(True))
-    row["plain_reduction"] = graph_times(lambda: kernel(False))
+    row |= graph_times(kernel)
+    row["full_mask_alone"] = graph_times(lambda: kernel(False))
     row["heap_cpu_us"] = round(host_us(lambda: heap_on_cpu(roots, ids, log_probs, lens, budget), 10), 1)
     row["torch_eager_us"] = round(host_us(plain, 5), 1)
-    row["torch_graph_us"] = round(events_us(captured(plain, 1).replay, 20), 1)
-    for name in ("heap_cpu", "torch_eager", "torch_graph"):
+    for name in ("heap_cpu", "torch_eager"):
         row[f"{name}_over_kernel"] = round(row[f"{name}_us"] / row["graph_us"], 1)
-    twin, found = plain(), kernel(True)
+    twin, found = plain(), kernel()
     row["equal_to_torch"] = all(torch.equal(getattr(found, name), value) for name, value in vars(twin).items())
     tokens, _, visible = heap_on_cpu(roots, ids, log_probs, lens, budget)
     row["equal_to_float64_heap"] = bool(torch.equal(tokens, twin.draft_token) and torch.equal(visible, twin.mask))
@@ -252,6 +253,7 @@ def main(out: Path) -> None:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "triton": triton.__version__,
+        "chunk": [triton_topk.CHUNK, triton_topk.CHUNK_WARPS],
         "python": platform.python_version(),
         "command": "python benchmarks/kernels/bench_build.py OUT.json",
         "definitions": " ".join((__doc__ or "").split("\n\n")[-1].split()),

@@ -67,6 +67,7 @@ def test_one_graph_from_logits_to_paths() -> None:
             assert torch.equal(getattr(accepted, field), tensor), field
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_device() -> None:
     """A hidden synchronisation costs more than the kernel: torch's own detector must see none."""
     from ddtree.build import triton_commit

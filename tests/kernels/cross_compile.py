@@ -38,7 +38,7 @@ def kernels() -> list[tuple[str, Any, dict[str, str], dict[str, Any], dict[str, 
                     "chunks": "i32",
                 },
                 {"CHUNK": triton_topk.CHUNK, "GROUP": triton_topk.GROUP},
-                {"num_warps": 4},
+                {"num_warps": triton_topk.CHUNK_WARPS},
             )
         )
         found.append(
@@ -68,22 +68,21 @@ def kernels() -> list[tuple[str, Any, dict[str, str], dict[str, Any], dict[str, 
         **dict.fromkeys(("root_token", "ids", "scores", "seq_lens", "budgets", "depth_limits", "nodes"), long),
         "array_stride": "i32",
         **dict.fromkeys(("mask", "valid"), flag),
-        "codes": long,
+        "scratch": long,
         "full_mask": flag,
     }
-    for lanes, warps, ranks, fused in ((64, 1, 64, True), (64, 1, 64, False), (256, 4, 64, True)):
+    for lanes, warps in ((32, 1), (64, 1), (128, 2), (256, 4)):
         constants = {
             "DEPTHS": 15,
-            "RANKS": ranks,
+            "RANKS": 64,
             "TABLE": 1024,
             "N": lanes + 1,
             "LANES": lanes,
             "ROWS": 16 if lanes <= 64 else 8,
+            "SQUARE": True,
             "FULL": True,
-            "FUSED": fused,
         }
-        label = "fused" if fused else "plain"
-        found.append((f"build {lanes} {label}", triton_builder._build, build, constants, {"num_warps": warps}))
+        found.append((f"build {lanes}", triton_builder._build, build, constants, {"num_warps": warps}))
     found.append(
         (
             "fill_prefix",

@@ -1,8 +1,8 @@
 """Per-depth candidates on the GPU: top-k and log-sum-exp over the vocabulary in one reading of the logits.
 
 Two kernels. The first streams the logits once and leaves, per row, the maximum of every group of ``GROUP`` tokens and
-the sums of every chunk. The second selects the ``k`` best groups, which must hold the ``k`` best tokens: a token outside
-of them has ``k`` group maxima before it. It reads those groups again and orders what is left.
+the sums of every chunk. The second selects the ``k`` best groups, which must hold the ``k`` best tokens: a token
+outside of them has ``k`` group maxima before it. It reads those groups again and orders what is left.
 
 Both selections are exact: the k-th largest key is found by counting, two bits at a time, and ties are cut by index. No
 sorting network, no atomics; every sum has one order, which depends on the vocabulary alone, so a row gives the same
@@ -22,6 +22,9 @@ GROUP = 64
 
 CHUNK = 4096
 """Tokens per program of the first kernel."""
+
+CHUNK_WARPS = 4
+"""Warps per program of the first kernel."""
 
 MAX_RANKS = 256
 """Most candidates per depth."""
@@ -90,7 +93,7 @@ def candidates_into(logits: torch.Tensor, out: TopkBuffers) -> None:
     maxima, sums = out.chunk_stats
     stride = logits.stride(0)
     _reduce_chunks[(chunks, rows)](
-        logits, stride, vocab, out.group_max, maxima, sums, chunks, CHUNK=CHUNK, GROUP=GROUP, num_warps=4
+        logits, stride, vocab, out.group_max, maxima, sums, chunks, CHUNK=CHUNK, GROUP=GROUP, num_warps=CHUNK_WARPS
     )
     padded = triton.next_power_of_2(ranks)
     groups = triton.cdiv(vocab, GROUP)
@@ -190,11 +193,16 @@ def _reduce_chunks(
     GROUPS: tl.constexpr = CHUNK // GROUP
     group = tl.arange(0, GROUPS)
     token = chunk * CHUNK + group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    x = tl.load(logits + row * row_stride + token, mask=token < vocab, other=-float("inf")).to(tl.float32)
+    logits += row * row_stride
+    if (chunk + 1) * CHUNK <= vocab:  # all but the last: no comparison per token
+        x = tl.load(logits + token).to(tl.float32)
+    else:
+        x = tl.load(logits + token, mask=token < vocab, other=-float("inf")).to(tl.float32)
     best = tl.max(x, axis=1)
+    base = tl.where(best == -float("inf"), 0.0, best)  # per group: no exponential waits for the whole chunk's maximum
+    sums = tl.sum(tl.exp(x - base[:, None]), axis=1)
     top = tl.max(best, axis=0)
-    base = tl.where(top == -float("inf"), 0.0, top)
-    total = tl.sum(tl.sum(tl.exp(x - base), axis=1), axis=0)
+    total = tl.sum(sums * tl.exp(best - tl.where(top == -float("inf"), 0.0, top)), axis=0)
     tl.store(group_max + (row * chunks + chunk) * GROUPS + group, best)
     tl.store(chunk_max + row * chunks + chunk, top)
     tl.store(chunk_sum + row * chunks + chunk, total)
