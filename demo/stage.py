@@ -65,6 +65,7 @@ class Stage(ABC):
     def differs(self) -> dict[str, Any]:
         """What is on the host's disk now that its layers do not have, path by path; seen past the tool."""
 
+    @abstractmethod
     def proven(self) -> None:
         """Everything is as it was set up: it may serve again."""
 
@@ -123,6 +124,9 @@ class SystemdStage(Stage):
         """The host's overlay against its layers: the whole disk."""
         assert self.host is not None
         return self.host.differs()
+
+    def proven(self) -> None:
+        """Nothing to keep: a host has a disk of its own each time."""
 
     def close(self) -> None:
         """Host, network and disk are gone."""

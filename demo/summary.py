@@ -70,12 +70,13 @@ class Result:
             return {}
         figures, counters = self.bench["figures"], self.bench["counters"]
         identity, deployment = self.bench["identity"], self.status["deployment"]
+        budget = self.bench["conditions"]["budget"]
         counts = identity["counts"]
         near = f", {counts['near_tie']} at a near tie" if counts["near_tie"] else ""
         return {
             "deploy": f"build {deployment['build_id'][:12]} by {deployment['strategy']}, as a {self._service()}",
             "bench": (
-                f"{figures['tokens_per_verify_step']:.2f} tokens per verify step at budget {self.bench['conditions']['budget']};"
+                f"{figures['tokens_per_verify_step']:.2f} tokens per verify step at budget {budget};"
                 f" {counters['non_first_accepted']} accepted nodes were not the drafter's first choice\n"
                 f"greedy output: {counts['equal']} of {sum(counts.values())} answers equal to the same server without"
                 f" speculation{near} ({identity['tokens']} tokens)"
