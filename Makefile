@@ -11,6 +11,7 @@ VENV ?= .venv
 CACHE := $(or $(DDTREE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ddtree-ops)
 LAYER := $(or $(DDTREE_TEST_LAYER),$(CACHE)/layers/cpu)
 TESTHOST := tests/hosts/testhost.sh
+HOST_PYTHON := /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'
 ARGS ?=
 
 .PHONY: help test demo lint image layer packages clean
@@ -34,7 +35,7 @@ image: packages
 
 # A layer with SGLang 0.5.20 serving on the CPU and the trained pair: about a minute and up to 0.9 GB of downloads, once.
 layer: packages
-	@if [ -z "$(DDTREE_TEST_LAYER)" ] && bash $(TESTHOST) check >/dev/null 2>&1; then \
+	@if [ -z "$(DDTREE_TEST_LAYER)" ] && bash $(TESTHOST) check >/dev/null 2>&1 && $(HOST_PYTHON); then \
 	  mkdir -p $(CACHE)/layers && bash tests/sglang_cpu/make_env.sh $(LAYER) >/dev/null || { rc=$$?; \
 	  [ $$rc != 3 ] || echo "that is: TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu make test" >&2; exit $$rc; }; fi
 

@@ -136,9 +136,7 @@ class SystemdStage(Stage):
 
 def _cpu_environment() -> Path:
     ready = layers.ORIGINAL_ENV.get("DDTREE_TEST_LAYER")
-    if ready:
-        return Path(ready)
-    return _make_env(layers.cache() / "layers" / "cpu")
+    return Path(ready) if ready else _make_env(layers.cache() / "layers" / "cpu")
 
 
 def _make_env(place: Path, *options: str) -> Path:
@@ -237,5 +235,5 @@ class LightStage(Stage):
 
 def choose(folder: Path) -> tuple[Stage, str]:
     """The best stage that this machine allows, and why not the better one."""
-    reason = Lab.missing()
+    reason = Lab.missing() or layers.cpu_obstacle()
     return (SystemdStage(folder), "") if reason is None else (LightStage(folder), reason)

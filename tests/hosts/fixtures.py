@@ -107,6 +107,9 @@ def origin_host(lab: Lab, make_host: MakeHost) -> TestHost:
 @pytest.fixture(scope="session")
 def cpu_layer(lab: Lab) -> Path:
     """The layer with a SGLang that serves on a CPU; made on first use (a minute and downloads)."""
+    obstacle = layers.cpu_obstacle()
+    if obstacle:
+        _require(obstacle)
     return layers.cpu_layer()
 
 

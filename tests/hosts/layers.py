@@ -161,6 +161,18 @@ def lab_layer() -> Path:
     return done
 
 
+def cpu_obstacle() -> str | None:
+    """Why no CPU layer can be made on this machine, or None: its Python must be the one of the hosts (Debian 12)."""
+    if ORIGINAL_ENV.get("DDTREE_TEST_LAYER"):
+        return None
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    try:
+        found = subprocess.run(["/usr/bin/python3", "-c", code], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return "there is no /usr/bin/python3"
+    return None if found.strip() == "3.11" else f"/usr/bin/python3 is {found.strip()}, and the test hosts have 3.11"
+
+
 def cpu_layer() -> Path:
     """A whole SGLang 0.5.20 that serves on a CPU (tests/sglang_cpu/make_env.sh); put ``lab_layer()`` over it."""
     ready = ORIGINAL_ENV.get("DDTREE_TEST_LAYER")
