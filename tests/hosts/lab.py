@@ -188,7 +188,11 @@ class Lab:
     def missing() -> str | None:
         """Why no host can be made on this machine, or None when one can."""
         done = subprocess.run(["bash", str(SCRIPT), "check"], capture_output=True, text=True, check=False)
-        return done.stderr.strip() or "testhost.sh check failed" if done.returncode else None
+        return (
+            (done.stderr.strip().removeprefix("SKIP testhost: ") or "testhost.sh check failed")
+            if done.returncode
+            else None
+        )
 
     def up(self) -> None:
         """Start the instance without hosts. It ends when this process does, however that ends."""
