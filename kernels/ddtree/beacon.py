@@ -3,7 +3,7 @@
 ``sglang/__init__.py`` calls :func:`start` when ``DDTREE_RUN_DIR`` is set. A daemon thread then keeps
 ``$DDTREE_RUN_DIR/<pid>.json`` current (schema ``ddtree-beacon/1``): process identity, build, the source and bytecode of
 the files that matter, effective settings, counters. It looks about once a second and writes only what changed, by
-atomic replacement. ``control.json`` in the same folder may lower the budget at run time.
+atomic replacement. ``control.json`` in the same folder may lower the budget, or ask for chains, at run time.
 
 Standard library only, cheap to import, and nothing here ever raises into SGLang: a beacon that cannot be written is
 missing evidence, not a broken server.
@@ -35,10 +35,15 @@ settings: dict[str, Any] = {}
 
 
 class Control:
-    """What ``control.json`` asks for; ``budget`` is ``None`` or the number of nodes allowed at most."""
+    """What ``control.json`` asks for.
+
+    ``budget`` is ``None`` or the number of nodes allowed at most; ``mode`` is ``tree``, or ``chain`` for trees that are
+    the chain of best candidates (the linear scheme in the same captured graphs).
+    """
 
     def __init__(self) -> None:
         self.budget: int | None = None
+        self.mode = "tree"
         self.error: str | None = None
         self._seen: tuple[int, int] | None = None
 
@@ -47,19 +52,22 @@ class Control:
         try:
             stat = path.stat()
         except OSError:
-            self.budget, self.error, self._seen = None, None, None
+            self.budget, self.mode, self.error, self._seen = None, "tree", None, None
             return
         if (stat.st_mtime_ns, stat.st_ino) == self._seen:
             return
         self._seen = (stat.st_mtime_ns, stat.st_ino)
         try:
-            budget = json.loads(path.read_text("utf-8")).get("budget")
+            asked = json.loads(path.read_text("utf-8"))
+            budget, mode = asked.get("budget"), asked.get("mode", "tree")
             if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
                 raise ValueError(f"budget must be a whole number of nodes, got {budget!r}")
+            if mode not in ("tree", "chain"):
+                raise ValueError(f'mode must be "tree" or "chain", got {mode!r}')
         except (OSError, ValueError, AttributeError) as error:
             self.error = f"{path.name}: {error}"
             return
-        self.budget, self.error = budget, None
+        self.budget, self.mode, self.error = budget, mode, None
 
 
 control = Control()
@@ -113,7 +121,7 @@ class Beacon:
             "files": [self._files[name] for name in sorted(self._files)],
             "settings": dict(settings),
             "counters": _counters(),
-            "control": {"budget": control.budget, "error": control.error},
+            "control": {"budget": control.budget, "mode": control.mode, "error": control.error},
         }
 
     def _look_at_modules(self) -> None:

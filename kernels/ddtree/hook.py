@@ -72,8 +72,10 @@ def handle_server_args(server_args: Any) -> None:
     backend = _choose_backends(server_args, _BACKENDS[device])
     if cfg.max_running_requests is None:
         compat.declare(server_args, max_running_requests=_DEFAULT_MAX_RUNNING_REQUESTS)
-    if compat.disable_decode_graphs(server_args):
-        logger.warning("DDTREE: CUDA graphs of the decode phase are not in this version; they are switched off.")
+    if device == "cuda":
+        limits.refuse_gpu_budget(resolved.width - 1)
+    elif compat.disable_decode_graphs(server_args):
+        logger.info("DDTREE: no decode graphs on this device.")
     overlap = not getattr(cfg, "disable_overlap_schedule", False)
     beacon.settings.update(algorithm=ALGORITHM, backend=backend, overlap=overlap, **resolved.as_dict())
     logger.info(
@@ -89,28 +91,37 @@ def verify_width(num_draft_tokens: int, is_draft_worker: bool) -> int:
 
 def make_dummy_verify_input(num_tokens_per_req: int, custom_mask: Any, is_draft_worker: bool) -> Any:
     """Return a verify input that has only shapes, for warm-up forwards."""
+    if not is_draft_worker:
+        from .adapters.verify_input import shapes_only
+
+        return shapes_only(num_tokens_per_req, custom_mask)
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
     from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
-    from .adapters.verify_input import DDTreeVerifyInput
-
-    mode = CaptureHiddenMode.NULL if is_draft_worker else CaptureHiddenMode.FULL
-    return (DFlashVerifyInput if is_draft_worker else DDTreeVerifyInput)(
+    return DFlashVerifyInput(
         draft_token=None,
         positions=None,
         draft_token_num=num_tokens_per_req,
-        custom_mask=None if is_draft_worker else custom_mask,
-        capture_hidden_mode=mode,
+        custom_mask=None,
+        capture_hidden_mode=CaptureHiddenMode.NULL,
     )
 
 
 def make_capture_verify_input(runner: Any, num_tokens: int) -> Any:
-    """Refuse CUDA graph capture: a graph captured without the mask would verify a tree as a chain, silently."""
-    raise RuntimeError(
-        "CUDA graphs for DDTREE are not in this version, and its argument handler switches them off; "
-        "something switched them on again. Start with --cuda-graph-backend-decode=disabled "
-        "(older releases: --disable-cuda-graph)."
-    )
+    """Return the verify input with which the target's decode graphs are captured: one that has a tree mask.
+
+    With it the attention backend captures kernels that read its mask buffer; without it they would be causal, and
+    verify a tree as a chain. The worker's self-check refuses to serve from graphs captured without this hook.
+    """
+    from .adapters.verify_input import graph_mask, shapes_only
+
+    del num_tokens  # the width per request is what shapes the graph
+    mask = getattr(runner.buffers, "custom_mask", None)
+    if mask is None:
+        mask = graph_mask(runner.attn_backend)
+    if mask is None:
+        raise RuntimeError("DDTREE: the attention backend has no buffer for a tree mask; start with triton attention.")
+    return shapes_only(settings.current().width, mask)
 
 
 def _require_spec_v2() -> None:

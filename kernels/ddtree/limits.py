@@ -1,7 +1,7 @@
 """What this version does not serve, and says so: at start for a configuration, with an error reply for a request.
 
 Nothing here degrades silently. A configuration that has not been tested with a tree is refused before any model is
-loaded; a request that needs more than greedy decoding is answered with an error that says what to change.
+loaded; a request that needs what a tree does not give yet is answered with an error that says what to change.
 """
 
 from __future__ import annotations
@@ -67,6 +67,17 @@ def refuse_configuration(cfg: Any) -> None:
         raise ValueError(f"DDTREE does not support in this version: {listed}.")
 
 
+GPU_MAX_BUDGET = 256
+
+
+def refuse_gpu_budget(budget: int) -> None:
+    """Raise ``ValueError`` for trees that the GPU kernels do not build."""
+    if budget > GPU_MAX_BUDGET:
+        raise ValueError(
+            f"DDTREE: a budget of {budget} nodes is above the {GPU_MAX_BUDGET} that the GPU builder covers."
+        )
+
+
 def refuse_target(model_config: Any, sliding_window: Any, recurrent: bool, lm_head: Any) -> None:
     """Raise ``ValueError`` when the target is of a kind that a tree would get wrong.
 
@@ -87,6 +98,12 @@ def refuse_target(model_config: Any, sliding_window: Any, recurrent: bool, lm_he
     if shard is not None and int(getattr(shard, "num_added_elements", 0)) != 0:
         problems.append("an lm_head with added vocabulary")
     _raise("target", problems)
+
+
+def refuse_memory(virtual_slots: bool) -> None:
+    """Raise ``ValueError`` where the table of KV slots holds ids that are not slots."""
+    if virtual_slots:
+        raise ValueError("DDTREE does not support in this version a unified memory pool (virtual KV slots).")
 
 
 def refuse_drafter(draft_model: Any, draft_config: Any) -> None:
@@ -117,11 +134,10 @@ def _raise(what: str, problems: list[str]) -> None:
 def refuse_request(req: Any) -> tuple[str, str] | None:
     """Return ``(reason, message)`` when a request needs more than this version serves, else ``None``.
 
-    SGLang turns ``temperature=0`` into ``top_k=1`` before this point, so greedy means ``top_k == 1``.
+    Penalties are refused because they change along a path, and DFLASH's own adjustment applies them once per block.
     """
     params = req.sampling_params
     checks: tuple[tuple[str, bool, str], ...] = (
-        ("sampling", int(params.top_k) != 1, "sampling (temperature above 0; send temperature 0)"),
         ("logprob", bool(getattr(req, "return_logprob", False)), "return_logprob"),
         ("hidden_states", bool(getattr(req, "return_hidden_states", False)), "return_hidden_states"),
         ("grammar", _has_grammar(req, params), "structured output (json_schema, regex, ebnf, structural_tag)"),

@@ -49,7 +49,12 @@ class DeviceCounters:
         self._landing: torch.Tensor | None = None
 
     def add(self, tree: TreeBatch, accepted: Accepted, moved: torch.Tensor) -> None:
-        """Account for one verify step; ``moved``: 0-d int64 tensor, KV slots that were copied."""
+        """Account for one verify step; ``moved``: ``[bs]`` int64, KV slots that were copied."""
+        if self._is_cuda:
+            from .build.triton_step import count_into
+
+            count_into(self._counts, tree, accepted.path, accepted.accept_len, moved, len(_SCALARS), RANK_BINS)
+            return
         import torch
 
         bs, device = tree.valid.shape[0], self._counts.device
@@ -63,7 +68,7 @@ class DeviceCounters:
                 accepted.accept_len.sum(),
                 later.any(dim=1).sum(),
                 later.sum(),
-                moved.to(torch.int64),
+                moved.sum(),
                 tree.valid.sum() - bs,
             ]
         )

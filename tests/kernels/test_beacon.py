@@ -99,12 +99,17 @@ def test_control_file_is_read_and_a_bad_one_changes_nothing(child: Any, tmp_path
     """The budget may be lowered while serving; nonsense must be reported, not obeyed."""
     path, control = tmp_path / "run" / f"{child.pid}.json", tmp_path / "run" / "control.json"
     control.write_text('{"budget": 8}', "utf-8")
-    _read(path, lambda content: content["control"] == {"budget": 8, "error": None})
+    _read(path, lambda content: content["control"] == {"budget": 8, "mode": "tree", "error": None})
     control.write_text('{"budget": "lots"}', "utf-8")
     bad = _read(path, lambda content: content["control"]["error"])
     assert bad["control"]["budget"] == 8
+    control.write_text('{"mode": "chain"}', "utf-8")
+    _read(path, lambda content: content["control"] == {"budget": None, "mode": "chain", "error": None})
+    control.write_text('{"mode": "forest"}', "utf-8")
+    bad = _read(path, lambda content: content["control"]["error"])
+    assert bad["control"]["mode"] == "chain"
     control.unlink()
-    _read(path, lambda content: content["control"] == {"budget": None, "error": None})
+    _read(path, lambda content: content["control"] == {"budget": None, "mode": "tree", "error": None})
 
 
 def test_file_goes_when_the_process_ends(child: Any, tmp_path: Path) -> None:

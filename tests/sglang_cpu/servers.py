@@ -104,9 +104,9 @@ class Server:
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
 
-    def generate(self, texts: Sequence[str], tokens: int) -> list[dict[str, Any]]:
-        """Decode greedily, all texts in one batch."""
-        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+    def generate(self, texts: Sequence[str], tokens: int, temperature: float = 0) -> list[dict[str, Any]]:
+        """Decode all texts in one batch, greedily unless a temperature is given."""
+        sampling = {"temperature": temperature, "max_new_tokens": tokens, "ignore_eos": True}
         status, answer = self.post("/generate", {"text": list(texts), "sampling_params": sampling})
         assert status == 200, answer
         return list(answer)

@@ -23,12 +23,11 @@ from ddtree.tree import heap, trace, walk
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
-BUDGET, LOWERED, TOKENS = 16, 4, 48
+BUDGET, LOWERED, TOKENS, BLOCK = 16, 4, 48, 16
 NEAR_TIE_STEPS = 2.0
 PROMPTS = [json.loads(line)["text"] for line in (PAIR.parent / "prompts.jsonl").read_text("utf-8").splitlines()][:12]
 BATCHES = [PROMPTS[0:1], PROMPTS[1:2], PROMPTS[2:3], PROMPTS[3:4], PROMPTS[4:8], PROMPTS[8:12]]
 REFUSED = {
-    "sampling": {"sampling_params": {"temperature": 0.7, "max_new_tokens": 4}},
     "logprob": {"return_logprob": True, "sampling_params": {"temperature": 0, "max_new_tokens": 4}},
     "grammar": {"sampling_params": {"temperature": 0, "max_new_tokens": 4, "regex": "a+"}},
     "penalty": {"sampling_params": {"temperature": 0, "max_new_tokens": 4, "frequency_penalty": 0.5}},
@@ -41,8 +40,12 @@ class Run:
 
     rounds: list[list[dict[str, Any]]] = field(default_factory=list)  # cold, then with prefix-cache hits
     lowered: list[dict[str, Any]] = field(default_factory=list)  # after control.json
+    chained: list[dict[str, Any]] = field(default_factory=list)  # after control.json asked for chains
+    sampled: list[dict[str, Any]] = field(default_factory=list)  # temperature 0.7, twice the same prompts
     refusals: dict[str, tuple[int, Any]] = field(default_factory=dict)
     counters: dict[str, Any] = field(default_factory=dict)  # after the two rounds
+    counters_lowered: dict[str, Any] = field(default_factory=dict)
+    counters_chain: dict[str, Any] = field(default_factory=dict)  # what the chains added
     counters_end: dict[str, Any] = field(default_factory=dict)
     beacons: list[dict[str, Any]] = field(default_factory=list)
     trace: list[trace.TraceRound] = field(default_factory=list)
@@ -93,6 +96,16 @@ def run(
         (run_dir / "control.json").write_text(json.dumps({"budget": LOWERED}), "utf-8")
         time.sleep(2.5)
         found.lowered = server.generate(BATCHES[-1], TOKENS)
+        found.counters_lowered = _scheduler(_beacons(run_dir))["counters"]
+        (run_dir / "control.json").write_text(json.dumps({"mode": "chain"}), "utf-8")
+        time.sleep(2.5)
+        before = _scheduler(_beacons(run_dir))["counters"]
+        found.chained = server.generate(BATCHES[-1], TOKENS)
+        after = _scheduler(_beacons(run_dir))["counters"]
+        found.counters_chain = {name: after[name] - before[name] for name in ("requests", "nodes_built", "branch_paths")}
+        (run_dir / "control.json").unlink()
+        time.sleep(2.5)
+        found.sampled = [answer for _ in range(2) for answer in server.generate(BATCHES[-1], TOKENS, temperature=0.7)]
         for reason, body in REFUSED.items():
             found.refusals[reason] = server.post("/generate", {"text": "abc", **body})
         found.beacons = _beacons(run_dir)
@@ -229,11 +242,32 @@ def test_trees_and_paths_are_those_of_the_oracles(run: Run) -> None:
 
 def test_budget_can_be_lowered_at_run_time(cpu_environment: Environment, plain: list[dict[str, Any]], run: Run) -> None:
     """control.json changes the trees, not the tokens."""
-    added = {name: run.counters_end[name] - run.counters[name] for name in ("requests", "nodes_built")}
+    added = {name: run.counters_lowered[name] - run.counters[name] for name in ("requests", "nodes_built")}
     assert added["requests"] > 0
     assert added["nodes_built"] == LOWERED * added["requests"]
     _, _, real = _compare(cpu_environment, plain[-4:], run.lowered, BATCHES[-1])
     assert not real, real
+
+
+def test_chains_can_be_asked_for_at_run_time(
+    cpu_environment: Environment, plain: list[dict[str, Any]], run: Run
+) -> None:
+    """The linear scheme in the same server: block size - 1 nodes, no branch, the same tokens."""
+    added = run.counters_chain
+    assert added["requests"] > 0
+    assert added["nodes_built"] == (BLOCK - 1) * added["requests"]
+    assert added["branch_paths"] == 0
+    _, _, real = _compare(cpu_environment, plain[-4:], run.chained, BATCHES[-1])
+    assert not real, real
+
+
+def test_sampling_is_served(run: Run) -> None:
+    """Temperature must not be answered greedily, and trees must still pay. (The law is tested on the kernels.)"""
+    texts = [tuple(answer["output_ids"]) for answer in run.sampled]
+    assert all(len(ids) == TOKENS for ids in texts)
+    assert texts[:4] != texts[4:]
+    lengths = [answer["meta_info"]["spec_accept_length"] for answer in run.sampled]
+    assert sum(lengths) / len(lengths) > 1.3
 
 
 def test_unsupported_requests_are_refused_with_a_reason(run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -67,11 +68,15 @@ def disable_decode_graphs(server_args: Any) -> bool:
 
 def accepted(target: Callable[..., Any], **kwargs: Any) -> dict[str, Any]:
     """Keep the keyword arguments that ``target`` (a function or dataclass) knows in this release."""
-    if dataclasses.is_dataclass(target):
-        known = {field.name for field in dataclasses.fields(target) if field.init}
-    else:
-        known = set(inspect.signature(target).parameters)
+    known = _parameters(target)
     return {name: value for name, value in kwargs.items() if name in known}
+
+
+@functools.cache
+def _parameters(target: Callable[..., Any]) -> frozenset[str]:
+    if dataclasses.is_dataclass(target):
+        return frozenset(field.name for field in dataclasses.fields(target) if field.init)
+    return frozenset(inspect.signature(target).parameters)
 
 
 def bonus_tokens(draft_input: Any) -> Any:
@@ -83,3 +88,28 @@ def recurrent(model_config: Any) -> bool:
     """Tell whether the target keeps a recurrent state in any layer."""
     mambaish_config = optional("sglang.srt.configs.hybrid_arch", "mambaish_config")
     return mambaish_config is not None and mambaish_config(model_config) is not None
+
+
+def reserved_lengths(draft_input: Any) -> tuple[Any, int] | None:
+    """Return the reserved KV lengths on the host, ``[bs]``, and their sum (bounds of the lengths), or ``None``."""
+    for lens, total in (("nxt_kv_lens_cpu", "nxt_kv_lens_sum"), ("reserved_seq_lens_cpu", "reserved_seq_lens_sum")):
+        found = getattr(draft_input, lens, None)
+        if found is not None:
+            return found, int(getattr(draft_input, total))
+    return None
+
+
+def ran_graph(output: Any) -> bool:
+    """Tell whether a model runner's output came from a captured graph."""
+    return bool(getattr(output, "can_run_graph", False) or getattr(output, "can_run_cuda_graph", False))
+
+
+def virtual_slots(allocator: Any) -> bool:
+    """Tell whether ``req_to_token`` holds ids that a unified memory pool still has to translate to slots."""
+    return any(getattr(allocator, name, None) is not None for name in ("translate_kv_loc", "translate_kv_loc_dense"))
+
+
+def decode_graphs(runner: Any) -> Any:
+    """Return the runner of captured decode graphs of a model runner, ``None`` where none were captured."""
+    graphs = getattr(runner, "decode_cuda_graph_runner", None) or getattr(runner, "graph_runner", None)
+    return graphs if graphs is not None and getattr(graphs, "capture_bs", None) else None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
 if TYPE_CHECKING:
@@ -39,22 +40,49 @@ def full_mask(tree_mask: torch.Tensor, seq_lens: torch.Tensor, total_bound: int)
     lens = seq_lens.to(torch.int64)
     row = lens + width
     first = torch.cumsum(row * width, dim=0) - row * width
-    flat = torch.ones(width * (int(total_bound) + width * bs), dtype=torch.bool, device=device)
+    flat = torch.ones(full_mask_size(bs, width, total_bound), dtype=torch.bool, device=device)
     nodes = torch.arange(width, dtype=torch.int64, device=device)
     start = first[:, None] + nodes * row[:, None] + lens[:, None]
     flat.scatter_(0, (start[:, :, None] + nodes).flatten(), tree_mask.flatten())
     return flat
 
 
-def make_verify_input(tree: TreeBatch, seq_lens: torch.Tensor, total_bound: int, depth: int) -> DDTreeVerifyInput:
-    """Make the verify input of a batch of trees."""
+def full_mask_size(bs: int, width: int, total_bound: int) -> int:
+    """Return the elements of a FULL_MASK of ``bs`` requests whose lengths sum to at most ``total_bound``."""
+    return width * (int(total_bound) + width * bs)
+
+
+def make_verify_input(tree: TreeBatch, custom_mask: torch.Tensor, depth: int) -> DDTreeVerifyInput:
+    """Make the verify input of a batch of trees; ``depth`` = levels below the root."""
     return DDTreeVerifyInput(
         draft_token=tree.draft_token.reshape(-1),
         positions=tree.positions.reshape(-1),
         draft_token_num=int(tree.draft_token.shape[1]),
-        custom_mask=full_mask(tree.mask, seq_lens, total_bound),
+        custom_mask=custom_mask,
         retrieve_index=tree.retrieve_index,
         retrieve_next_token=tree.retrieve_next_token,
         retrieve_next_sibling=tree.retrieve_next_sibling,
         max_tree_depth=depth + 1,
     )
+
+
+def shapes_only(num_tokens_per_req: int, custom_mask: torch.Tensor | None) -> DDTreeVerifyInput:
+    """Make a verify input for warm-up forwards and graph capture: widths and a mask, no tokens."""
+    return DDTreeVerifyInput(
+        draft_token=None,
+        positions=None,
+        draft_token_num=num_tokens_per_req,
+        custom_mask=custom_mask,
+        capture_hidden_mode=CaptureHiddenMode.FULL,
+    )
+
+
+def graph_mask(attn_backend: Any) -> torch.Tensor | None:
+    """Return the buffer from which captured verify graphs read the tree mask, or ``None`` without such graphs.
+
+    Captured kernels hold its address: a step rewrites it in place before the replay. (0.5.17 and newer keep it in a
+    ``VerifyMask``, older releases as a tensor.)
+    """
+    holder = getattr(attn_backend, "_verify_mask", None)
+    buffer = getattr(attn_backend, "cuda_graph_custom_mask", None) if holder is None else holder.buffer
+    return buffer if isinstance(buffer, torch.Tensor) else None

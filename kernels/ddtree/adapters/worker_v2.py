@@ -3,19 +3,20 @@
 Subclass of SGLang's DFLASH worker. Start-up, prefill, idle batches and the draft KV cache are DFLASH's own; the decode
 step is written here, because DFLASH's has no seam between drafting and verifying:
 
-1. draft   B masked tokens per request through the drafter (B = block size), hidden states back, no in-graph sampler
-2. build   per-depth top-k and the exact tree of N = budget + 1 nodes
+1. draft   B masked tokens per request through the drafter (B = block size)
+2. build   per-depth top-k and the exact tree of N = budget + 1 nodes; on a GPU the tail of the drafter's CUDA graph
 3. verify  one target forward over N tokens with the tree as attention mask, positions prefix + depth
 4. accept  the path that the target confirms, and its own next token
 5. commit  publish lengths, then compact KV and hidden states to the window's front: from here on it is a DFLASH chain
 
 No step of it waits for the device: lengths, positions, masks and paths are device tensors throughout.
+(``DDTREE_SYNC_DEBUG=error`` lets torch prove that: an operation that waits ends the server.)
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import os
 from typing import Any
 
 import torch
@@ -26,24 +27,21 @@ from sglang.srt.speculative.dflash_utils import apply_dflash_verify_logits_adjus
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 
 from .. import beacon, limits, metrics, settings
-from ..build.accept import Accepted, accept_paths
-from ..build.topk import candidates
-from ..build.torch_builder import TreeBatch, build_trees
+from ..build.step import Step, StepBuffers
+from ..build.torch_builder import TreeBatch
 from ..tree.trace import TraceHeader
-from . import commit, compat
+from . import compat
+from .commit import Committer, Outcome
+from .draft_tail import DraftTail, Found
+from .sampling import target_tokens
 from .tracing import tracer_from_environment
-from .verify_input import make_verify_input
+from .verify_input import full_mask, full_mask_size, graph_mask, make_verify_input
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass
-class _Candidates:
-    """Per-depth candidates of a batch, rank order: ``[bs, D, K]``."""
-
-    ids: torch.Tensor
-    log_probs: torch.Tensor
-    scores: torch.Tensor
+ENV_SYNC_DEBUG = "DDTREE_SYNC_DEBUG"
+"""``warn`` or ``error``: torch's synchronisation detector around every decode step but the first ones."""
+_SYNC_DEBUG_AFTER = 16  # kernels are compiled and caches filled in the first steps
 
 
 class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
@@ -53,11 +51,14 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         super().__init__(server_args, *args, **kwargs)
         self.ddtree = settings.current()
         self._set_block_size(self.ddtree.block_size)
-        self._head, self._head_rows = self._target_head()
+        self._head, self.head_rows = self._target_head()
         self._refuse_models()
         self._path_width = self.ddtree.block_size
         self._counters = metrics.start_device(self._path_width, torch.device(self.device))
         self._tracer = tracer_from_environment(self._trace_header(server_args))
+        self._sync_debug = os.environ.get(ENV_SYNC_DEBUG, "")
+        self._mask: torch.Tensor | None = None  # what the target's captured graphs read
+        self._graph_bs = 0  # largest captured batch of the target
         beacon.settings.update(algorithm="DDTREE", **self.ddtree.as_dict())
         logger.info("DDTREE worker ready: %s (the block size is the drafter's, the width is the tree's).", self.ddtree)
 
@@ -72,7 +73,6 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
             self.draft_model.set_block_size(block_size)
         self._block_pos_offsets = build_block_pos_offsets(length=block_size, device=self.device)
         self._draft_block_spec_info = make_draft_block_spec_info(draft_token_num=block_size, device=self.device)
-        self._node_offsets = torch.arange(self.ddtree.width, dtype=torch.int64, device=self.device)
 
     def _target_head(self) -> tuple[Any, int]:
         """Return the target's lm_head and how many of its rows are vocabulary (the rest is padding)."""
@@ -107,10 +107,31 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         return
 
     def init_cuda_graphs(self) -> None:
-        """Make sure that no decode graph of the target was captured: it would replay without the tree's mask."""
-        if getattr(self.target_worker.model_runner, "decode_cuda_graph_runner", None) is not None:
-            raise RuntimeError("DDTREE: the target has captured decode CUDA graphs, which are not in this version.")
+        """Allocate the step's buffers, let the drafter's graphs build trees, and check the target's graphs.
+
+        SGLang calls this after the target's own capture and for every configuration, graphs or not.
+        """
+        runner = self.target_worker.model_runner
+        limits.refuse_memory(compat.virtual_slots(runner.token_to_kv_pool_allocator))
+        max_bs = int(runner.req_to_token_pool.size)
+        graphs = compat.decode_graphs(runner)
+        if graphs is not None:
+            self._mask, self._graph_bs = graph_mask(runner.attn_backend), int(graphs.max_bs)
+            max_bs = max(max_bs, self._graph_bs)
+        self._buffers = StepBuffers(max_bs, self.ddtree.width, self.block_size, self.device)
+        self._committer = Committer(runner.token_to_kv_pool, max_bs, self._path_width, self.device)
+        processor = getattr(runner.model, "logits_processor", None)
+        self.tail = DraftTail(self.ddtree, self._head, self.head_rows, processor, max_bs, self.device)
+        if self._mask is not None:
+            self.draft_model_runner.capture_tail_hooks.append(self.tail.capture_hook(self._mask))
         super().init_cuda_graphs()
+        if graphs is not None:
+            from .self_check import check_verify_graphs
+
+            check_verify_graphs(self)
+        beacon.settings.update(
+            verify_graphs_to_batch=self._graph_bs, draft_graphs=self.tail.is_captured, self_check=graphs is not None
+        )
 
     # -- one batch ----------------------------------------------------------------------------------------------
 
@@ -126,18 +147,25 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         return self._decode(batch, batch.spec_info, on_publish)
 
     def _decode(self, batch: Any, draft_input: DFlashDraftInputV2, on_publish: Any) -> Any:
-        bs = len(batch.seq_lens)
+        if self._sync_debug and metrics.host.values["verify_steps"] >= _SYNC_DEBUG_AFTER:
+            torch.cuda.set_sync_debug_mode(self._sync_debug)
+            try:
+                return self._decode_step(batch, draft_input, on_publish)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        return self._decode_step(batch, draft_input, on_publish)
+
+    def _decode_step(self, batch: Any, draft_input: DFlashDraftInputV2, on_publish: Any) -> Any:
         seq_lens = batch.seq_lens
         if seq_lens.is_cuda:  # made by the previous step, perhaps on another stream
             seq_lens.record_stream(torch.cuda.current_stream(seq_lens.device))
         root = compat.bonus_tokens(draft_input).view(-1)
-        window = self._window(batch, bs)
+        table = self.model_runner.req_to_token_pool.req_to_token
+        step = self._buffers.prepare(root, seq_lens, batch.req_pool_indices, table, int(self._mask_token_id))
 
-        hidden = self._draft(batch, draft_input, root, window)
-        found = self._candidates(hidden)
-        tree = self._build(root, found, seq_lens)
-
-        target_out = self._verify(batch, draft_input, tree, window)
+        self.tail.set_shape(beacon.control.budget, beacon.control.mode == "chain")
+        found, tree, mask = self._draft(batch, draft_input, root, step)
+        target_out = self._verify(batch, draft_input, tree, mask, step)
         logits_output = target_out.logits_output
         if batch.sampling_info is not None:
             apply_dflash_verify_logits_adjustments(
@@ -145,50 +173,40 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
                 sampling_info=batch.sampling_info,
                 draft_token_num=self.ddtree.width,
             )
-        target = torch.argmax(logits_output.next_token_logits, dim=-1).view(bs, self.ddtree.width)
-        accepted = accept_paths(tree, target, self._path_width)
-        commit_lens = (accepted.accept_len + 1).to(torch.int32)
-        new_seq_lens = seq_lens + commit_lens.to(seq_lens.dtype)
+        target = target_tokens(logits_output.next_token_logits, batch.sampling_info, self.ddtree.width)
+        outcome = self._committer.accept(tree, target, seq_lens)
         if on_publish is not None:
-            on_publish(new_seq_lens)
+            on_publish(outcome.new_seq_lens)
 
-        self._commit(logits_output.hidden_states, window, seq_lens, tree, accepted, commit_lens)
+        self._commit(logits_output.hidden_states, step, tree, outcome)
         logits_output.hidden_states = None  # large, and nobody needs it on the host
         if self._tracer is not None and not self._tracer.record(
-            batch.reqs, seq_lens, found.ids, found.log_probs, tree, target, accepted
+            batch.reqs, seq_lens, found.ids, found.log_probs, tree, target, outcome.accepted
         ):
             self._tracer = None
-        return self._result(target_out, accepted, commit_lens, new_seq_lens)
-
-    def _window(self, batch: Any, bs: int) -> torch.Tensor:
-        """Return this step's KV slots, ``[bs, N]`` int64: the only reading of ``req_to_token`` in the step."""
-        positions = batch.seq_lens.to(torch.int64)[:, None] + self._node_offsets
-        table = self.model_runner.req_to_token_pool.req_to_token
-        rows = batch.req_pool_indices.to(torch.int64)[:, None].expand(bs, self.ddtree.width)
-        return table[rows, positions].to(torch.int64)
+        return self._result(target_out, outcome)
 
     # -- draft and build ----------------------------------------------------------------------------------------
 
-    def _draft(self, batch: Any, draft_input: Any, root: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
-        """Run the drafter over ``[root, mask x (B - 1)]``; returns the hidden states of the masks, ``[bs, D, H]``."""
-        bs, block = window.shape[0], self.block_size
-        block_ids = torch.full((bs, block), int(self._mask_token_id), dtype=torch.int64, device=window.device)
-        block_ids[:, 0] = root
-        positions = batch.seq_lens.to(torch.int64)[:, None] + self._block_pos_offsets
+    def _draft(
+        self, batch: Any, draft_input: Any, root: torch.Tensor, step: Step
+    ) -> tuple[Found, TreeBatch, torch.Tensor]:
+        """Run the drafter over ``[root, mask x (B - 1)]`` and build the trees; returns their mask (FULL_MASK) too."""
+        bs, block = step.front.shape
         host_lens, host_sum = self._host_lengths(batch, draft_input, block)
         forward_batch = ForwardBatch(
             **compat.accepted(
                 ForwardBatch,
                 forward_mode=ForwardMode.TARGET_VERIFY,
                 batch_size=bs,
-                input_ids=block_ids.flatten(),
+                input_ids=step.block_ids.view(-1),
                 req_pool_indices=batch.req_pool_indices,
                 seq_lens=batch.seq_lens,
-                out_cache_loc=window[:, :block].reshape(-1),
+                out_cache_loc=step.front.view(-1),
                 seq_lens_sum=host_sum,
                 seq_lens_cpu=host_lens,
-                positions=positions.reshape(-1),
-                input_embeds=self._noise_embedding(block_ids),
+                positions=step.positions.view(-1),
+                input_embeds=self._noise_embedding(step.block_ids),
                 spec_algorithm=self.model_runner.spec_algorithm,
                 spec_info=self._draft_block_spec_info,
                 capture_hidden_mode=CaptureHiddenMode.NULL,
@@ -197,10 +215,22 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         )
         with torch.inference_mode():
             output = self.draft_model_runner.forward(forward_batch)
-        hidden = output.logits_output.hidden_states
-        if hidden is None:
-            raise RuntimeError("DDTREE: the drafter returned no hidden states.")
-        return hidden.view(bs, block, -1)[:, 1:, :]
+            if self._mask is not None and self.tail.is_captured and compat.ran_graph(output):
+                return *self.tail.captured(bs), self._mask
+            hidden = output.logits_output.hidden_states
+            if hidden is None:
+                raise RuntimeError("DDTREE: the drafter returned no hidden states.")
+            mask = self._mask_for(bs, host_sum)
+            found, tree = self.tail.run(hidden, root, batch.seq_lens, mask)
+        return found, tree, full_mask(tree.mask, batch.seq_lens, host_sum) if mask is None else mask
+
+    def _mask_for(self, bs: int, total_bound: int) -> torch.Tensor | None:
+        """Return where the builder is to write the mask of a batch whose trees are built eagerly (CPU: nowhere)."""
+        if torch.device(self.device).type != "cuda":
+            return None
+        if self._mask is not None and bs <= self._graph_bs:
+            return self._mask
+        return torch.empty(full_mask_size(bs, self.ddtree.width, total_bound), dtype=torch.bool, device=self.device)
 
     def _noise_embedding(self, block_ids: torch.Tensor) -> torch.Tensor:
         """Embed the block with the target's embedding, ``[bs * B, H]``."""
@@ -210,46 +240,22 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
             embedded = embedded * scale
         return embedded.view(-1, embedded.shape[-1])
 
-    def _candidates(self, hidden: torch.Tensor) -> _Candidates:
-        """Score the vocabulary at every depth with the target's own head, and keep the best."""
-        weight = self._head.weight[: self._head_rows]
-        with torch.inference_mode():
-            logits = torch.matmul(hidden.to(weight.dtype), weight.T).to(torch.float32)
-            processor = getattr(self.target_worker.model_runner.model, "logits_processor", None)
-            scale = getattr(processor, "logit_scale", None)
-            softcap = getattr(processor, "final_logit_softcapping", None)
-            if scale is not None:
-                logits = logits * scale
-            if softcap:
-                logits = softcap * torch.tanh(logits / softcap)
-            return _Candidates(*candidates(logits, min(self.ddtree.ranks, self._head_rows)))
-
-    def _build(self, root: torch.Tensor, found: _Candidates, seq_lens: torch.Tensor) -> TreeBatch:
-        bs = seq_lens.shape[0]
-        budget = self.ddtree.budget
-        if beacon.control.budget is not None:
-            budget = min(budget, beacon.control.budget)
-        return build_trees(
-            root,
-            found.ids,
-            found.scores,
-            seq_lens,
-            torch.full((bs,), budget, dtype=torch.int64, device=seq_lens.device),
-            torch.full((bs,), self.ddtree.depth, dtype=torch.int64, device=seq_lens.device),
-            self.ddtree.width,
-        )
-
     # -- verify and commit --------------------------------------------------------------------------------------
 
-    def _verify(self, batch: Any, draft_input: Any, tree: TreeBatch, window: torch.Tensor) -> Any:
+    def _verify(self, batch: Any, draft_input: Any, tree: TreeBatch, mask: torch.Tensor, step: Step) -> Any:
         """Run the target over the trees; logits ``[bs * N, V]`` and hidden states ``[bs * N, H]`` come back."""
         host_lens, host_sum = self._host_lengths(batch, draft_input, self.ddtree.width)
-        verify_input = make_verify_input(tree, batch.seq_lens, host_sum, self.ddtree.depth)
-        batch.out_cache_loc = window.reshape(-1)
+        # Captured graphs read the buffer that holds the mask already: SGLang's copy into it is left one element to do.
+        in_place = mask is self._mask and step.window.shape[0] <= self._graph_bs
+        verify_input = make_verify_input(tree, mask[:1] if in_place else mask, self.ddtree.depth)
+        batch.out_cache_loc = step.window.view(-1)
         kept = batch.seq_lens_cpu, batch.seq_lens_sum
         batch.seq_lens_cpu, batch.seq_lens_sum = host_lens, host_sum
-        forward_batch, _ = verify_input.prepare_for_verify(batch, self.target_worker)
+        forward_batch, in_graph = verify_input.prepare_for_verify(batch, self.target_worker)
         batch.seq_lens_cpu, batch.seq_lens_sum = kept
+        if in_place and not in_graph:  # an eager pass reads the mask that it is given
+            verify_input.custom_mask = mask
+            self.target_worker.model_runner.attn_backend.init_forward_metadata(forward_batch)
         return self.target_worker.forward_batch_generation(
             batch=None, forward_batch=forward_batch, is_verify=True, skip_attn_backend_init=True
         )
@@ -262,54 +268,42 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         if batch.seq_lens_cpu is not None:
             lens = batch.seq_lens_cpu.to(torch.int32) + width
             return lens, int(lens.sum())
-        if draft_input.nxt_kv_lens_cpu is not None:
-            return draft_input.nxt_kv_lens_cpu, int(draft_input.nxt_kv_lens_sum)
+        reserved = compat.reserved_lengths(draft_input)
+        if reserved is not None:
+            return reserved
         lens = batch.seq_lens.to("cpu", dtype=torch.int32) + width  # no host length anywhere: synchronise
         return lens, int(lens.sum())
 
-    def _commit(
-        self,
-        hidden: torch.Tensor | None,
-        window: torch.Tensor,
-        seq_lens: torch.Tensor,
-        tree: TreeBatch,
-        accepted: Accepted,
-        commit_lens: torch.Tensor,
-    ) -> None:
+    def _commit(self, hidden: torch.Tensor | None, step: Step, tree: TreeBatch, outcome: Outcome) -> None:
         """Make the accepted path a chain at the window's front: target KV, then draft KV from hidden states."""
         if hidden is None:
             raise RuntimeError("DDTREE: the target returned no hidden states for the drafter.")
-        pool = self.model_runner.token_to_kv_pool
-        moved, skipped = commit.compact_kv(pool, window, accepted.path, accepted.accept_len)
-        front = window[:, : self._path_width].contiguous()
-        positions = seq_lens.to(torch.int64)[:, None] + self._block_pos_offsets
+        skipped = self._committer.compact_kv(step.window, outcome)
         self._append_target_hidden_to_draft_kv_by_loc(
-            target_hidden=commit.compact_rows(hidden, accepted.path, self.ddtree.width),
-            cache_loc=front.reshape(-1),
-            cache_loc_2d=front,
-            positions=positions.reshape(-1),
-            commit_lens=commit_lens,
+            target_hidden=self._committer.compact_rows(hidden, outcome.accepted.path, self.ddtree.width),
+            cache_loc=step.front.view(-1),
+            cache_loc_2d=step.front,
+            positions=step.positions.view(-1),
+            commit_lens=outcome.commit_lens,
         )
-        self._counters.add(tree, accepted, moved)
+        self._counters.add(tree, outcome.accepted, outcome.moved)
         metrics.host.add("kv_move_skipped", int(skipped))
         metrics.host.add("verify_steps")
 
-    def _result(
-        self, target_out: Any, accepted: Accepted, commit_lens: torch.Tensor, new_seq_lens: torch.Tensor
-    ) -> GenerationBatchResult:
+    def _result(self, target_out: Any, outcome: Outcome) -> GenerationBatchResult:
         """Hand back what DFLASH would: padded token rows of the path's width, commit lengths, the next draft input."""
         return GenerationBatchResult(
             **compat.accepted(
                 GenerationBatchResult,
                 logits_output=target_out.logits_output,
-                next_token_ids=accepted.out_tokens.reshape(-1),
-                accept_lens=commit_lens,
+                next_token_ids=outcome.accepted.out_tokens.view(-1),
+                accept_lens=outcome.commit_lens,
                 can_run_cuda_graph=target_out.can_run_cuda_graph,
                 next_draft_input=self._make_next_draft_input_decode(
-                    bonus_tokens=accepted.bonus, new_seq_lens=new_seq_lens
+                    bonus_tokens=outcome.accepted.bonus, new_seq_lens=outcome.new_seq_lens
                 ),
                 speculative_num_draft_tokens=self._path_width,
-                new_seq_lens=new_seq_lens,
+                new_seq_lens=outcome.new_seq_lens,
                 routed_experts_output=getattr(target_out, "routed_experts_output", None),
                 indexer_topk_output=getattr(target_out, "indexer_topk_output", None),
             )

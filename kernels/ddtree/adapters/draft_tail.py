@@ -1,0 +1,112 @@
+"""From the drafter's hidden states to trees: the tail of the drafter's pass.
+
+On a GPU it is captured into the drafter's CUDA graph by SGLang's own tail hooks, so that head, selection, tree and mask
+cost no launch of their own; elsewhere, and for batches above the captured sizes, it runs after the drafter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..build.select import TreeBuilder
+from ..build.torch_builder import TreeBatch
+from ..settings import Settings
+
+CHAIN_PENALTY = -(1 << 58)
+"""Added to every candidate but the best: below all real scores of a path, far from the builder's "never"."""
+
+
+class Found:
+    """The candidates of a batch in rank order, each ``[bs, D, K]``."""
+
+    def __init__(self, ids: torch.Tensor, log_probs: torch.Tensor, scores: torch.Tensor) -> None:
+        self.ids, self.log_probs, self.scores = ids, log_probs, scores
+
+
+class DraftTail:
+    """Scores the vocabulary at every depth with the target's own head, keeps the best, builds the trees.
+
+    ``head_rows``: rows of the head that are vocabulary; ``processor``: the target's logits processor (scale, soft cap).
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        head: Any,
+        head_rows: int,
+        processor: Any,
+        max_bs: int,
+        device: torch.device | str,
+    ) -> None:
+        self.settings = settings
+        self._head, self._head_rows = head, head_rows
+        self._scale = getattr(processor, "logit_scale", None)
+        self._softcap = getattr(processor, "final_logit_softcapping", None)
+        self.builder = TreeBuilder(max_bs, settings.depth, settings.ranks, settings.width, head_rows, device)
+        long = {"dtype": torch.int64, "device": device}
+        self._budgets = torch.full((max_bs,), settings.budget, **long)
+        self._depth_limits = torch.full((max_bs,), settings.depth, **long)
+        self._penalty = torch.zeros(self.builder.ranks, **long)
+        self._shape: tuple[int, bool] = (settings.budget, False)
+        self._captured: dict[int, tuple[Found, TreeBatch]] = {}
+
+    def set_shape(self, budget: int | None, chain: bool) -> None:
+        """Choose the trees to come: at most ``budget`` nodes, or the chain of best candidates.
+
+        Fills device tensors in stream order when the choice changes; captured graphs read them.
+        """
+        most = self.settings.budget if budget is None else min(budget, self.settings.budget)
+        shape = (min(most, self.settings.depth) if chain else most, chain)
+        if shape != self._shape:
+            self._shape = shape
+            self._budgets.fill_(shape[0])
+            self._penalty[1:].fill_(CHAIN_PENALTY if chain else 0)
+
+    def run(
+        self, hidden: torch.Tensor, root: torch.Tensor, seq_lens: torch.Tensor, full_mask: torch.Tensor | None
+    ) -> tuple[Found, TreeBatch]:
+        """Build trees from ``hidden`` ``[bs * B, H]``, the drafter's output; ``full_mask`` as ``TreeBuilder.build``."""
+        bs = root.shape[0]
+        block = self.settings.block_size
+        weight = self._head.weight[: self._head_rows]
+        states = hidden.view(bs, block, -1)[:, 1:, :].reshape(bs * (block - 1), -1)
+        logits = torch.matmul(states.to(weight.dtype), weight.T)
+        if self._scale is not None:
+            logits = logits.to(torch.float32) * self._scale
+        if self._softcap:
+            logits = self._softcap * torch.tanh(logits.to(torch.float32) / self._softcap)
+        found = Found(*self.builder.candidates(logits.view(bs, block - 1, -1)))
+        found.scores.add_(self._penalty)
+        tree = self.builder.build(
+            root.contiguous(), found.ids, found.scores, seq_lens, self._budgets[:bs], self._depth_limits[:bs], full_mask
+        )
+        return found, tree
+
+    def capture_hook(self, full_mask: torch.Tensor) -> Any:
+        """Return a tail hook for the drafter's graph runner; the trees go to the verify mask ``full_mask`` too."""
+
+        def hook(runner: Any, out: Any, forward_batch: Any, num_tokens: int) -> None:
+            del runner
+            block = self.settings.block_size
+            bs = num_tokens // block
+            root = forward_batch.input_ids[:num_tokens].view(bs, block)[:, 0]
+            self._captured[bs] = self.run(out.hidden_states, root, forward_batch.seq_lens[:bs], full_mask)
+
+        return hook
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether the drafter's graphs build trees."""
+        return bool(self._captured)
+
+    def captured(self, bs: int) -> tuple[Found, TreeBatch]:
+        """Return the views that the drafter's last replay has filled for its first ``bs`` requests."""
+        if bs not in self._captured:
+            _, found, tree = min((size, *pair) for size, pair in self._captured.items() if size >= bs)
+            self._captured[bs] = (
+                Found(found.ids[:bs], found.log_probs[:bs], found.scores[:bs]),
+                TreeBatch(**{name: array[:bs] for name, array in vars(tree).items()}),
+            )
+        return self._captured[bs]
