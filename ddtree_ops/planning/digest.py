@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-import msgspec
-
+from ..jsontext import json_bytes
 from ..model import Facts, Verdict
 
 
@@ -32,4 +31,4 @@ def facts_digest(facts: Facts, verdict: Verdict) -> str:
         "boot": facts.host.hostname,
         "strategy": verdict.strategy,
     }
-    return hashlib.sha256(msgspec.json.encode(basis, order="sorted")).hexdigest()
+    return hashlib.sha256(json_bytes(basis, order="sorted")).hexdigest()

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ..errors import DdtreeError
+from ..jsontext import json_bytes
 from ..model import SCHEMA_VERSION
+from .stream import Stream
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,16 +31,23 @@ class Output:
         self.json = json
         self.verbosity = verbosity
         self.color = color and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self._stdout = Stream(sys.stdout, vital=True)
+        self._stderr = Stream(sys.stderr, vital=False)
         self._consoles: dict[bool, Console] = {}
 
     def _console(self, stderr: bool) -> Console:
         if stderr not in self._consoles:
             from rich.console import Console
 
-            stream = sys.stderr if stderr else sys.stdout
-            width = None if stream.isatty() else int(os.environ.get("COLUMNS") or 100)
+            stream = self._stderr if stderr else self._stdout
             self._consoles[stderr] = Console(
-                stderr=stderr, no_color=not self.color, highlight=False, width=width, soft_wrap=False
+                file=stream,  # type: ignore[arg-type]
+                no_color=not self.color,
+                width=None if stream.isatty() else _columns(),
+                # What is printed is data: paths, log lines and host names with brackets are not markup.
+                markup=False,
+                emoji=False,
+                highlight=False,
             )
         return self._consoles[stderr]
 
@@ -67,18 +74,26 @@ class Output:
     def document(self, command: str, body: Mapping[str, Any]) -> None:
         """Write the one JSON document of this run to stdout."""
         document = {"schema_version": SCHEMA_VERSION, "command": command, **body}
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
-        sys.stdout.buffer.flush()
+        self._stdout.write_bytes(json_bytes(document, indent=2))
+
+    def line(self, text: str) -> None:
+        """A line of data on stdout, as it is: no wrapping, no colours."""
+        self._stdout.write(text + "\n")
+        self._stdout.flush()
 
     def note(self, text: str, style: str = "") -> None:
         """A line for people, dropped by ``-q``."""
         if self.verbosity >= 0:
-            self.err.print(text, style=style or None, markup=False)
+            self.say(text, style)
+
+    def say(self, text: str, style: str = "") -> None:
+        """A line for people that ``-q`` does not drop either."""
+        self.err.print(text, style=style or None)
 
     def detail(self, level: int, text: str) -> None:
         """A line that ``-v`` (1), ``-vv`` (2) or ``-vvv`` (3) asks for."""
         if self.verbosity >= level:
-            self.err.print(text, style="dim", markup=False)
+            self.say(text, "dim")
 
     def error(self, error: DdtreeError, host: str = "") -> None:
         """What failed, where, why, and the next command; never a traceback."""
@@ -94,3 +109,9 @@ class Output:
             if self.verbosity >= 1 or name in ("log", "conflict", "diff"):
                 text = "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
                 self.err.print(Text(f"  {name}:\n    " + text.replace("\n", "\n    "), style="dim"), soft_wrap=True)
+
+
+def _columns() -> int:
+    """Width where there is no terminal: ``COLUMNS``, else 100."""
+    given = os.environ.get("COLUMNS", "")
+    return int(given) if given.isdigit() and int(given) > 0 else 100

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..jsontext import printable
 from ..model import Copy, Facts, Verdict
 from ..source import words
 
@@ -23,7 +24,7 @@ def show(console: Console, facts: Facts, verdict: Verdict, *, host: str = "", ev
         console.print(_table(facts, verdict))
     _servers(console, facts)
     style = "bold red" if verdict.refusal is not None else "bold"
-    console.print(Text("\n" + _printable(verdict.sentence), style=style))
+    console.print(Text("\n" + printable(verdict.sentence), style=style))
     if verdict.refusal is not None:
         _refusal(console, verdict)
     if evidence:
@@ -47,23 +48,7 @@ def body(facts: Facts, verdict: Verdict) -> dict[str, Any]:
         "duration": facts.duration,
         "verdict": msgspec.to_builtins(verdict),
     }
-    cleaned: dict[str, Any] = _json_safe(document)
-    return cleaned
-
-
-def _json_safe(value: Any) -> Any:
-    """Lone surrogates (bytes of a path that are not UTF-8) as ``\\xNN``: JSON cannot carry them."""
-    if isinstance(value, str):
-        return _printable(value)
-    if isinstance(value, dict):
-        return {_printable(str(key)): _json_safe(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_safe(item) for item in value]
-    return value
-
-
-def _printable(text: str) -> str:
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return document
 
 
 def _head(facts: Facts, host: str) -> Text:
@@ -85,12 +70,12 @@ def _table(facts: Facts, verdict: Verdict) -> Table:
         live = copy.id == verdict.live
         table.add_row(
             Text("live", style="bold green") if live else Text(""),
-            Text(_printable(words.place(facts, copy)), style="bold" if live else ""),
+            Text(printable(words.place(facts, copy)), style="bold" if live else ""),
             words.kind(copy),
             _version(copy),
             Text("-" if copy.dflash == "none" else copy.dflash, style="dim" if copy.dflash == "none" else ""),
             Text("-" if copy.ddtree == "none" else copy.ddtree, style=_DDTREE_STYLE[copy.ddtree]),
-            Text(_printable(words.git(copy.git)) if copy.git is not None else "", style=_git_style(copy)),
+            Text(printable(words.git(copy.git)) if copy.git is not None else "", style=_git_style(copy)),
         )
     return table
 
@@ -123,7 +108,7 @@ def _servers(console: Console, facts: Facts) -> None:
         console.print(
             Text.assemble(
                 ("serving ", "green"),
-                _printable(
+                printable(
                     f"pid {server.pid}, {where}, {port}, {server.interpreter or server.exe or 'unknown interpreter'}"
                 ),
                 (f", {server.algorithm}" if server.algorithm else "", "dim"),
@@ -140,11 +125,11 @@ def _refusal(console: Console, verdict: Verdict) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     if len(searched) > 2:
-        table.add_row(Text("  looked at", style="dim"), Text(_printable(", ".join(searched)), style="dim"))
+        table.add_row(Text("  looked at", style="dim"), Text(printable(", ".join(searched)), style="dim"))
     for place in refusal.looked_at:
         if len(searched) <= 2 or place not in searched:
-            table.add_row(Text("  looked at", style="dim"), Text(_printable(place), style="dim"))
-    table.add_row(Text("  next", style="bold"), Text(_printable(refusal.next_step), style="bold"))
+            table.add_row(Text("  looked at", style="dim"), Text(printable(place), style="dim"))
+    table.add_row(Text("  next", style="bold"), Text(printable(refusal.next_step), style="bold"))
     console.print(table)
 
 
@@ -153,7 +138,7 @@ def _lines(console: Console, title: str, lines: Any, mark: str, style: str) -> N
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for line in lines:
-        table.add_row(Text(f"  {mark}", style=style), Text(_printable(line), style=style if style == "dim" else ""))
+        table.add_row(Text(f"  {mark}", style=style), Text(printable(line), style=style if style == "dim" else ""))
     if table.row_count:
         console.print(Text(f"\n{title}", style="bold"))
         console.print(table)

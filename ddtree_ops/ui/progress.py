@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ class Steps:
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=18),
                 TimeElapsedColumn(),
-                TextColumn("[dim]{task.fields[note]}"),
+                TextColumn("{task.fields[note]}", style="dim", markup=False),
                 console=self.output.err,
             )
             self._progress.start()
@@ -52,8 +53,7 @@ class Steps:
     def step(self, name: str, title: str) -> Iterator[None]:
         """One step: its line appears at once, and is closed with its time or a cross."""
         self._title, start = title, time.monotonic()
-        if self._progress:
-            self._task = self._progress.add_task(title, total=None, note="")
+        self._try(self._open)
         try:
             yield
         except BaseException:
@@ -61,27 +61,43 @@ class Steps:
             raise
         self._close(name, start, ok=True)
 
+    def _open(self) -> None:
+        if self._progress:
+            self._task = self._progress.add_task(self._title, total=None, note="")
+
     def _close(self, name: str, start: float, *, ok: bool) -> None:
         took = self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
+        self._try(lambda: self._show_end(took, ok))
+        self._task = None
+
+    def _show_end(self, took: float, ok: bool) -> None:
         if self._progress and self._task is not None:
-            mark = "" if ok else "failed"
-            self._progress.update(self._task, total=1, completed=1 if ok else 0, note=mark)
+            self._progress.update(self._task, total=1, completed=1 if ok else 0, note="" if ok else "failed")
             if not ok:
                 self._progress.stop_task(self._task)
         else:
             prefix = f"{self.host}: " if self.host else ""
             self.output.note(f"{prefix}{'ok    ' if ok else 'FAILED'} {self._title} ({took:.1f} s)")
-        self._task = None
 
     def event(self, event: Mapping[str, Any]) -> None:
         """Show what the host says; heartbeats only keep the clock running."""
-        text = str(event.get("text", ""))
-        if not text:
-            return
-        done, total = event.get("done"), event.get("total")
+        if event.get("text"):
+            self._try(lambda: self._show_event(str(event["text"]), event.get("done"), event.get("total")))
+
+    def _show_event(self, text: str, done: Any, total: Any) -> None:
         if self._progress and self._task is not None:
             self._progress.update(self._task, note=text[:70], completed=done or 0, total=total or None)
         elif self.output.verbosity >= 1 or time.monotonic() - self._last > 10:
             self._last = time.monotonic()
             share = f" {done}/{total}" if total else ""
             self.output.note(f"  … {text}{share}", style="dim")
+
+    def _try(self, show: Callable[[], None]) -> None:
+        """A display that fails is switched off: it is no reason to end the work that it shows."""
+        try:
+            show()
+        except Exception:
+            display, self._progress = self._progress, None
+            if display:
+                with contextlib.suppress(Exception):
+                    display.stop()

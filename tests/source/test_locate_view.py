@@ -8,6 +8,7 @@ import json
 import msgspec
 from rich.console import Console
 
+from ddtree_ops.jsontext import json_bytes
 from ddtree_ops.source import releases, verdict
 from ddtree_ops.source.wanted import WantedService
 from ddtree_ops.ui import locate
@@ -56,4 +57,4 @@ def test_paths_that_are_not_utf8_can_be_shown_and_encoded() -> None:
     found = verdict.decide(facts, WantedService(environment=ENV), SERIES)
     shown(facts, found).encode("utf-8")
     document = locate.body(facts, found)
-    assert "caf\\xe9" in json.dumps(msgspec.json.decode(msgspec.json.encode(document))).replace("\\\\", "\\")
+    assert "caf\\xe9" in json.dumps(msgspec.json.decode(json_bytes(document))).replace("\\\\", "\\")
