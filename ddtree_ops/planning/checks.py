@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..inventory import Host
-from ..model import Check, Facts, Server, Verdict
+from ..model import Check, Facts, Verdict
+from ..source.environment import server_for, servers_of
 from .wanted import Wanted
 
 
@@ -13,13 +14,9 @@ def preconditions(host: Host, facts: Facts, verdict: Verdict, wanted: Wanted) ->
     """The checks that need nothing but facts, verdict and wishes."""
     found = [*_state(facts), *_environment(facts, verdict)]
     if wanted.service:
-        found += [*_spec(verdict), *_init(host, facts), *_settings(host), *_running(host, facts, verdict, wanted)]
-    return tuple(found)
-
-
-def takeover_server(facts: Facts, unit: str) -> Server | None:
-    """The running server that ``unit`` names."""
-    return next((server for server in facts.servers if unit and unit in (server.unit, str(server.pid))), None)
+        found += [*_spec(verdict), *_init(host, facts), *_settings(host), *_takeover(facts, wanted)]
+        found += _port(host, facts, wanted)
+    return (*found, *_same_environment(host, facts, verdict, wanted))
 
 
 def _state(facts: Facts) -> Iterator[Check]:
@@ -41,7 +38,7 @@ def _state(facts: Facts) -> Iterator[Check]:
         yield Check(
             name="deployment",
             state="fail",
-            text=f"another build or other settings are deployed (run {facts.deployment.run_id})",
+            text=f"build {facts.deployment.build_id[:12]} is deployed (run {facts.deployment.run_id})",
             next_step="ddtree-ops rollback, then deploy again",
         )
     if not facts.state_root_writable:
@@ -117,16 +114,29 @@ def _settings(host: Host) -> Iterator[Check]:
             )
 
 
-def _running(host: Host, facts: Facts, verdict: Verdict, wanted: Wanted) -> Iterator[Check]:
-    """Who holds the port, and who runs from the environment that will change."""
-    named = takeover_server(facts, wanted.takeover)
-    if wanted.takeover and named is None and not any(unit.name == wanted.takeover for unit in facts.units):
+def _takeover(facts: Facts, wanted: Wanted) -> Iterator[Check]:
+    """What is to be replaced must be there, and must be a unit: nothing else can be brought back."""
+    if not wanted.takeover:
+        return
+    server = server_for(facts, wanted.takeover)
+    if server is None and not any(unit.name == wanted.takeover for unit in facts.units):
         yield Check(
             name="takeover",
             state="fail",
             text=f"no unit or server {wanted.takeover} was found",
             next_step="ddtree-ops locate-source lists the servers that run",
         )
+    if server is not None and not server.unit:
+        yield Check(
+            name="takeover",
+            state="fail",
+            text=f"process {server.pid} belongs to no unit: it could be stopped, but not brought back",
+            next_step=f"end process {server.pid} on the host yourself, then deploy without --takeover",
+        )
+
+
+def _port(host: Host, facts: Facts, wanted: Wanted) -> Iterator[Check]:
+    named = server_for(facts, wanted.takeover) if wanted.takeover else None
     for owner in facts.ports:
         known = {host.service.unit, wanted.takeover} - {""}
         ours = owner.unit in known or (named is not None and owner.pid in (named.pid, *named.processes))
@@ -136,22 +146,26 @@ def _running(host: Host, facts: Facts, verdict: Verdict, wanted: Wanted) -> Iter
                 name="port",
                 state="fail",
                 text=f"{owner.port} is held by {holder}",
-                next_step=f"name it: --takeover {owner.unit or owner.pid}; or choose another port",
+                next_step=f"{_out_of_the_way(owner.unit, owner.pid)}; or choose another port",
             )
-    yield from _same_environment(host, facts, verdict, wanted)
+
+
+def _out_of_the_way(unit: str, pid: int) -> str:
+    return f"--takeover {unit}: stopped in the window, brought back on failure" if unit else f"end process {pid} there"
 
 
 def _same_environment(host: Host, facts: Facts, verdict: Verdict, wanted: Wanted) -> Iterator[Check]:
-    real = next((one.realpath for one in facts.interpreters if one.path == verdict.environment), "")
-    for server in facts.servers:
-        named = wanted.takeover and wanted.takeover in (server.unit, str(server.pid))
-        if named or server.unit == host.service.unit or server.foreign_namespace:
-            continue
-        if server.interpreter == verdict.environment or (real and server.interpreter == real):
+    """A server that runs imports more modules as it goes on: its environment is not changed under it."""
+    interpreter = next((one for one in facts.interpreters if one.path == verdict.environment), None)
+    named = server_for(facts, wanted.takeover) if wanted.takeover else None
+    for server in servers_of(facts, interpreter) if interpreter is not None else ():
+        if server != named and server.unit != host.service.unit and not server.foreign_namespace:
             yield Check(
                 name="environment in use",
                 state="fail",
                 text=f"{server.unit or f'process {server.pid}'} runs from {verdict.environment}"
                 + (f" on port {server.port}" if server.port else ""),
-                next_step=f"--takeover {server.unit or server.pid}: stopped in the window, brought back on failure",
+                next_step=_out_of_the_way(server.unit, server.pid)
+                if wanted.service
+                else f"stop {server.unit or f'process {server.pid}'} first, or leave --no-service out",
             )

@@ -13,6 +13,7 @@ from ..model import Change, Check, Copy, Facts, Need, Plan, PlannedUnit, Verdict
 from ..service import estimates, fit
 from ..service.settings import ServiceSpec
 from ..service.units import service_unit
+from ..source.environment import server_for
 from . import checks
 from .build import Build
 from .digest import facts_digest
@@ -150,7 +151,7 @@ def _commands(
 
 
 def _stops(facts: Facts, wanted: Wanted) -> Iterator[str]:
-    server = checks.takeover_server(facts, wanted.takeover)
+    server = server_for(facts, wanted.takeover) if wanted.takeover else None
     if server is not None:
         where = f"port {server.port}" if server.port else "not listening yet"
         yield f"{server.unit or f'process {server.pid}'} ({where}, {server.algorithm or 'no speculation'})"

@@ -235,3 +235,25 @@ def test_git_state_of_the_live_checkout_is_part_of_the_digest() -> None:
     seen = verdict(live=live.id, strategy="checkout")
     moved = builders.altered(live, git=GitState(toplevel="/src/sglang", head="b" * 40))
     assert facts_digest(builders.altered(facts, copies=(moved,)), seen) != facts_digest(facts, seen)
+
+
+def test_environment_of_a_running_server_is_not_changed_without_a_service_either() -> None:
+    """`deploy --no-service` replaced the package under a server that goes on importing from it."""
+    prepared = plan(facts=good_host(servers=(builders.server(),)), service=False)
+    assert "sglang.service runs from" in failing(prepared)["environment in use"]
+
+
+def test_server_called_by_another_name_of_its_interpreter_is_seen() -> None:
+    """The inventory says .../bin/python, the server was started as .../bin/python3: the same environment."""
+    server = builders.server(interpreter=f"{builders.ENV}/bin/python3")
+    assert "environment in use" in failing(plan(facts=good_host(servers=(server,))))
+
+
+def test_server_of_no_unit_cannot_be_taken_over() -> None:
+    """It was named as the cure for itself, and the deploy failed in the window: only a unit can be brought back."""
+    server = builders.server(unit="", pid=77, processes=(77, 78))
+    facts = good_host(servers=(server,), ports=(PortOwner(port=30000, pid=77, command="python"),))
+    unnamed = plan(facts=facts)
+    assert not any("--takeover" in check.next_step for check in unnamed.plan.blocked)
+    named = plan(facts=facts, takeover="77")
+    assert "belongs to no unit" in failing(named)["takeover"]
