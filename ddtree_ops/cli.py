@@ -65,38 +65,16 @@ def common(function: F) -> F:
 
 def guarded(call: Callable[[], int | None], context: Context) -> int:
     """Run a command; every failure becomes a message and an exit code, never a traceback."""
-    from .errors import DdtreeError, Interrupted
+    from .errors import as_error
 
     try:
         return call() or 0
-    except DdtreeError as error:
-        failure = error
-    except KeyboardInterrupt:
-        failure = Interrupted("interrupted", next_step="ddtree-ops status tells what the host is in")
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 0
-    except Exception as error:
-        failure = _bug(error)
+    except (Exception, KeyboardInterrupt) as error:
+        failure = as_error(error)
     if context.output.json:
         context.output.document("error", {"error": failure.as_dict()})
     context.output.error(failure)
     return failure.exit_code
-
-
-def _bug(error: Exception) -> Any:
-    import tempfile
-    import traceback
-
-    from .errors import DdtreeError
-
-    with tempfile.NamedTemporaryFile("w", prefix="ddtree-ops-", suffix=".log", delete=False) as log:
-        log.write("".join(traceback.format_exception(error)))
-    return DdtreeError(
-        f"this is a bug in ddtree-ops: {type(error).__name__}: {error}",
-        where=log.name,
-        next_step="please report it with that file; `ddtree-ops status` tells what the host is in",
-    )
 
 
 consent = click.option("--yes", "-y", is_flag=True, envvar="DDTREE_OPS_YES", help="Consent without being asked.")
@@ -164,7 +142,7 @@ def plan(context: Context, output: Path | None, detailed_exitcode: bool, **optio
     """Show what a deploy would do. Writes nothing on the host."""
     from .workflow import deploy as runs
 
-    return runs.show_plan(context, runs.Options(**options), output, detailed_exitcode)
+    return runs.show_plan(context, runs.Options(**options), output=output, detailed=detailed_exitcode)
 
 
 @cli.command()
@@ -180,7 +158,7 @@ def deploy(context: Context, yes: bool, check: bool, plan_file: Path | None, **o
     from .workflow import deploy as runs
 
     if check:
-        return runs.show_plan(context, runs.Options(**options), None, False)
+        return runs.show_plan(context, runs.Options(**options), plan_file=plan_file)
     return runs.deploy(context, runs.Options(**options), yes=yes, plan_file=plan_file)
 
 
@@ -190,16 +168,20 @@ def deploy(context: Context, yes: bool, check: bool, plan_file: Path | None, **o
 @click.option(
     "--prompts", type=click.Path(path_type=Path), help="JSON lines with a `text` each, instead of the bundled ones."
 )
-@click.option("--regime", default="all", show_default=True, help="Bundled prompts to use: chat, code, math, all.")
-@click.option("--count", default=6, show_default=True, type=click.IntRange(0), help="How many bundled prompts; 0: all.")
-@click.option("--max-tokens", default=48, show_default=True, type=click.IntRange(1, 4096))
-@click.option("--concurrency", default=1, show_default=True, type=click.IntRange(1, 64))
+@click.option("--regime", type=click.Choice(["chat", "code", "math", "all"]), help="Bundled prompts to use.")
+@click.option("--count", type=click.IntRange(0), help="How many bundled prompts; 0: all.")
+@click.option("--max-tokens", type=click.IntRange(1, 4096))
+@click.option("--concurrency", type=click.IntRange(1, 64))
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the result as JSON.")
-def bench(context: Context, **options: Any) -> int:
-    """Measure the deployed service from the host itself: speed, tokens per verify step, token identity."""
+def bench(context: Context, budget: str, prompts: Path | None, out: Path | None, **load: Any) -> int:
+    """Measure the deployed service from the host itself: speed, tokens per verify step, token identity.
+
+    What is not given here, playbooks/bench.yaml says.
+    """
     from .workflow import measure
 
-    return measure.bench(context, **options)
+    given = {name: value for name, value in load.items() if value is not None}
+    return measure.bench(context, budget=budget, prompts=prompts, out=out, given=given)
 
 
 @cli.command()

@@ -210,6 +210,31 @@ def worst(codes: Iterable[int]) -> int:
     return next((code for code in SEVERITY if code in seen), max(seen, default=0))
 
 
+def as_error(error: BaseException) -> DdtreeError:
+    """Any exception as one that a user can read; a bug's traceback goes to a file that the error names."""
+    if isinstance(error, DdtreeError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted("interrupted", next_step="ddtree-ops status tells what the host is in")
+    return DdtreeError(
+        f"this is a bug in ddtree-ops: {type(error).__name__}: {error}",
+        where=_written_down(error),
+        next_step="please report it with that file; `ddtree-ops status` tells what the host is in",
+    )
+
+
+def _written_down(error: BaseException) -> str:
+    import tempfile
+    import traceback
+
+    try:
+        with tempfile.NamedTemporaryFile(prefix="ddtree-ops-", suffix=".log", delete=False) as log:
+            log.write("".join(traceback.format_exception(error)).encode("utf-8", "replace"))
+    except OSError as trouble:
+        return f"no file could be written: {trouble}"
+    return log.name
+
+
 _BY_EXIT: dict[int, type[DdtreeError]] = {
     1: DdtreeError,
     2: UsageError,

@@ -23,6 +23,7 @@ class InterruptGuard:
         self._tell = tell
         self._before: dict[int, Any] = {}
         self.count = 0
+        self.too_late = False  # the end is being written already
 
     def install(self) -> None:
         """Take the signals over."""
@@ -46,4 +47,7 @@ class InterruptGuard:
         self.count += 1
         if self.count > 1:
             raise KeyboardInterrupt
-        self._tell("Stopping after this step; everything is then undone. Ctrl-C again stops at once.")
+        if self.too_late:
+            self._tell("It is being recorded already; afterwards `ddtree-ops rollback` takes it back.")
+        else:
+            self._tell("Stopping after this step; everything is then undone. Ctrl-C again stops at once.")

@@ -126,7 +126,7 @@ class Transaction:
                 "tx_do", {"op": op, "params": dict(params or {})}, timeout=timeout, on_event=on_event
             )
         except KeyboardInterrupt:
-            raise self._stopped() from None
+            raise self.stopped() from None
         except DdtreeError as error:
             self._journal.write("failed", op=op, code=error.reason, what=error.what)
             raise
@@ -135,9 +135,14 @@ class Transaction:
 
     def commit(self, deployment: Mapping[str, Any] | None = None, *, on_event: OnEvent | None = None) -> dict[str, Any]:
         """End well; ``deployment`` becomes the host's deployment.json. Returns the root hash and parts after it."""
+        self._guard.check()
+        self._guard.too_late = True
         params = {"deployment": dict(deployment)} if deployment else {}
-        self.after = self._link.call("tx_commit", params, timeout=None, on_event=on_event)["after"]
-        self._close()
+        try:
+            self.after = self._link.call("tx_commit", params, timeout=None, on_event=on_event)["after"]
+        except KeyboardInterrupt:
+            raise self.stopped() from None
+        self.release()
         self._journal.write("committed", root=self.after.get("root"))
         return self.after
 
@@ -151,12 +156,12 @@ class Transaction:
         try:
             self.undone = self._link.call("tx_abort", {"reason": reason}, timeout=None, on_event=on_event)
         except KeyboardInterrupt:
-            raise self._stopped() from None
+            raise self.stopped() from None
         except DdtreeError as error:
             self._journal.write("undo failed", code=error.reason, what=error.what)
             raise
         finally:
-            self._close()
+            self.release()
         self._journal.write("undone", reason=reason, root=self.undone.get("root"))
         return self.undone
 
@@ -181,11 +186,12 @@ class Transaction:
         if self._open:
             self.abort(str(error) if error is not None else "not committed")
 
-    def _stopped(self) -> Interrupted:
+    def stopped(self) -> Interrupted:
         """The second Ctrl-C: nobody waits for the host any more, which undoes by itself once the link is closed."""
-        self._close()
+        self.release()
+        late = " unless it is recorded already" if self._guard.too_late else ""
         return Interrupted(
-            f"stopped at once; the host undoes run {self.run_id} by itself",
+            f"stopped at once; the host undoes run {self.run_id} by itself{late}",
             where=self._link.host,
             next_step=f"see how it ended: ddtree-ops status --host {self._link.host}; "
             f"if it is unfinished: ddtree-ops recover --host {self._link.host} --yes",
@@ -195,7 +201,8 @@ class Transaction:
     def _tell_once(self, reason: str) -> None:
         self._journal.write("undoing", reason=reason)
 
-    def _close(self) -> None:
+    def release(self) -> None:
+        """Give the signals back, however it ended; what is still open on the host, closing the link undoes."""
         self._open = False
         self._guard.remove()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..errors import Refused
 from ..inventory import Host
-from .session import each, hosts_of, linked, look
+from .session import Outcome, each, hosts_of, linked, look, only
 
 if TYPE_CHECKING:
     from ..cli import Context
@@ -17,39 +18,35 @@ def locate(context: Context, takeover: str | None) -> int:
     from ..ui import locate as ui
 
     inventory, hosts = hosts_of(context)
-    documents = []
 
-    def one(host: Host) -> int:
+    def one(host: Host) -> Outcome:
         with linked(context, host) as link:
             survey = look(link, host, inventory.beside, takeover or "")
-        if context.output.json:
-            documents.append({"name": host.name, **ui.body(survey.facts, survey.verdict)})
-        else:
+        if not context.output.json:
             ui.show(context.output.out, survey.facts, survey.verdict, host=host.name)
-        return 4 if survey.verdict.strategy == "refuse" else 0
+        code = Refused.exit_code if survey.verdict.strategy == "refuse" else 0
+        return code, {"name": host.name, **ui.body(survey.facts, survey.verdict)}
 
-    code = each(context, hosts, one)
-    if context.output.json:
-        context.output.document("locate-source", {"hosts": documents})
-    return code
+    return each(context, "locate-source", hosts, one, name="name")
 
 
 def init(context: Context, name: str | None, output: Path | None) -> int:
     """``init``: an inventory entry from a server that runs."""
-    from ..errors import UsageError
     from ..initialise import add_entry, entry_from
 
     inventory, hosts = hosts_of(context)
-    if len(hosts) != 1:
-        raise UsageError("init takes one host", next_step="give one --host")
-    host = hosts[0]
+    host = only(hosts, "init")
     with linked(context, host) as link:
         survey = look(link, host, inventory.beside)
     entry = entry_from(host, survey.facts, name or "")
-    if output is None:
-        print(entry.text, end="")
-    else:
+    if output is not None:
         add_entry(output, entry)
+    if context.output.json:
+        written = {"name": entry.name, "entry": entry.text, "written": str(output or ""), "notes": list(entry.notes)}
+        context.output.document("init", written)
+    elif output is None:
+        context.output.line(entry.text.rstrip("\n"))
+    else:
         context.output.note(
             f"{entry.name} was written to {output}; look it over, then: ddtree-ops plan --host {entry.name}"
         )
@@ -72,9 +69,11 @@ def show_config(context: Context, origin: bool) -> int:
         context.output.document("config show", {"inventory": str(inventory.path or ""), "hosts": body})
         return 0
     from rich.table import Table
+    from rich.text import Text
 
     for name, found in rows.items():
-        table = Table("setting", "value", *(["origin"] if origin else []), title=name, title_justify="left", box=None)
+        context.output.out.print(Text(name, style="bold cyan"))
+        table = Table("setting", "value", *(["origin"] if origin else []), box=None)
         for key, value, where in found:
             text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
             table.add_row(key, text, *([where] if origin else []))

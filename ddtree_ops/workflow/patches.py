@@ -25,12 +25,14 @@ def create(context: Context, source: Path, out: Path | None) -> int:
         context.output.document("patch create", body)
         return 0
     what = "unchanged, byte for byte" if made.unchanged else "written: " + ", ".join(made.written)
-    context.output.out.print(f"{made.series.name}: {what}  ({made.folder})", markup=False)
+    context.output.out.print(f"{made.series.name}: {what}  ({made.folder})")
     return 0
 
 
 def check(context: Context, release: str | None, source: Path | None) -> int:
     """Check series; exit 4 when one is not what the recipe makes."""
+    from rich.text import Text
+
     found = commands.check(_folder(context), release, source)
     if context.output.json:
         rows = [
@@ -53,10 +55,9 @@ def check(context: Context, release: str | None, source: Path | None) -> int:
                 else "whole; inserts what the recipe says"
             )
             text = proof if one.state == "ok" else "; ".join(one.problems)
-            mark = "[green]ok[/]   " if one.state == "ok" else "[red]stale[/]"
-            context.output.out.print(
-                f"{mark} {one.series.name}: {len(one.series.meta.files)} files, {lines} lines; {text}", soft_wrap=True
-            )
+            mark = ("ok   ", "green") if one.state == "ok" else ("stale", "red")
+            rest = f" {one.series.name}: {len(one.series.meta.files)} files, {lines} lines; {text}"
+            context.output.out.print(Text.assemble(mark, rest), soft_wrap=True)
     return 0 if all(one.state == "ok" for one in found) else 4
 
 
@@ -81,6 +82,6 @@ def export(context: Context, release: str, folder: Path) -> int:
         context.output.document("patch export", body)
         return 0
     for path in made.patches:
-        context.output.out.print(str(path), markup=False, soft_wrap=True)
+        context.output.out.print(str(path), soft_wrap=True)
     context.output.note(f"apply them in a checkout of SGLang {release}: git am {made.folder}/*.patch")
     return 0

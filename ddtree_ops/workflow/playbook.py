@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -18,14 +18,16 @@ OnFailure = Literal["rollback", "leave"]
 class StepKind(msgspec.Struct, frozen=True, kw_only=True):
     """What the tool knows about a step that playbooks may name.
 
-    ``after``: steps that must stand before it when they are in the list at all. ``options``: its parameters with the
-    type of each. ``service``: belongs to the service, so a failure there is a failed health check (exit 6 or 9).
+    ``after``: steps that must stand before it when they are in the list at all. ``needs``: one that must be there.
+    ``options``: its parameters with the type of each. ``service``: belongs to the service, so a failure there is a
+    failed health check (exit 6 or 9).
     """
 
     name: str
     title: str
     required: bool = False
     after: tuple[str, ...] = ()
+    needs: str = ""
     options: Mapping[str, type] = {}
     service: bool = False
 
@@ -38,30 +40,41 @@ DEPLOY_STEPS = (
     StepKind(name="takeover", title="Take over from the old server"),
     StepKind(name="editable", title="Install editable", required=True, after=("patch", "takeover")),
     StepKind(name="probe", title="Probe the import", required=True, after=("editable",)),
-    StepKind(name="baseline", title="Record a baseline", after=("probe", "unit"), service=True),
-    StepKind(name="start", title="Start the service", after=("probe", "unit", "baseline"), service=True),
+    StepKind(name="baseline", title="Record a baseline", after=("probe", "unit"), needs="unit", service=True),
+    StepKind(name="start", title="Start the service", after=("probe", "unit", "baseline"), needs="unit", service=True),
     StepKind(
         name="ready",
         title="Wait until it serves",
         after=("start",),
+        needs="start",
         options={"timeout": int, "silence": int},
         service=True,
     ),
-    StepKind(name="identity", title="Prove what runs", after=("ready",), service=True),
+    StepKind(name="identity", title="Prove what runs", after=("ready",), needs="start", service=True),
     StepKind(
         name="smoke",
         title="Smoke bench",
         after=("ready",),
+        needs="start",
         options={"max_tokens": int, "prompts": int},
         service=True,
     ),
-    StepKind(name="enable", title="Start at boot", after=("start",), service=True),
+    StepKind(name="enable", title="Start at boot", after=("start",), needs="start", service=True),
     StepKind(
         name="run",
         title="Run a command",
         options={"title": str, "argv": list, "undo": list, "timeout": int, "cwd": str},
     ),
 )
+
+ROLLBACK_STEPS = (
+    StepKind(name="undo", title="Undo the deployment", required=True),
+    StepKind(name="prove", title="Prove the state before it", required=True, after=("undo",)),
+    StepKind(name="purge", title="Remove the state folder", after=("prove",)),
+)
+KINDS = {"deploy": DEPLOY_STEPS, "rollback": ROLLBACK_STEPS}
+#: The playbooks that are packaged.
+NAMES = (*KINDS, "bench")
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,10 +121,30 @@ def load(name: str, path: Path | None = None, beside: Path | None = None) -> Pla
     """
     document = read_document(path or data_dir("playbooks", beside) / f"{name}.yaml")
     raw = document.convert(_Raw)
-    kinds = {kind.name: kind for kind in DEPLOY_STEPS}
+    kinds = {kind.name: kind for kind in KINDS[name]}
     steps = tuple(_step(document, index, item, kinds) for index, item in enumerate(raw.steps))
-    _check_order(document, steps)
+    _check_order(document, steps, KINDS[name])
     return Playbook(name=raw.name, origin=document.origin, steps=steps, on_failure=raw.on_failure)
+
+
+class BenchDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``playbooks/bench.yaml``: what ``ddtree-ops bench`` measures unless the command line says otherwise."""
+
+    name: str
+    regime: Literal["chat", "code", "math", "all"] = "all"
+    count: Annotated[int, msgspec.Meta(ge=0)] = 6  # bundled prompts; 0: all
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 48
+    concurrency: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+
+
+def load_bench(beside: Path | None = None, given: Mapping[str, Any] | None = None) -> BenchDefaults:
+    """The bench's defaults in force, with what the command line gives on top.
+
+    Raises:
+        ConfigError: file, line and key of a mistake.
+    """
+    read = read_document(data_dir("playbooks", beside) / "bench.yaml").convert(BenchDefaults)
+    return msgspec.structs.replace(read, **(given or {}))
 
 
 def _step(document: Document, index: int, item: dict[str, Any], kinds: Mapping[str, StepKind]) -> Step:
@@ -132,19 +165,25 @@ def _step(document: Document, index: int, item: dict[str, Any], kinds: Mapping[s
     return Step(kind=kind, params=params)
 
 
-def _check_order(document: Document, steps: tuple[Step, ...]) -> None:
+def _check_order(document: Document, steps: tuple[Step, ...], kinds: tuple[StepKind, ...]) -> None:
     position: dict[str, int] = {}
     for index, step in enumerate(steps):
         if step.kind.name != "run" and step.kind.name in position:
             document.fail(f"the step {step.kind.name} stands twice", f"$.steps[{index}]")
         position.setdefault(step.kind.name, index)
-    for kind in DEPLOY_STEPS:
+    for kind in kinds:
         if kind.required and kind.name not in position:
             raise ConfigError(
                 f"the step {kind.name} may not be dropped",
                 where=f"{document.origin}: steps",
                 why=f"without '{kind.title}' nothing that follows means anything",
                 next_step="put it back; the packaged playbook shows where",
+            )
+        if kind.needs and kind.name in position and kind.needs not in position:
+            document.fail(
+                f"the step {kind.name} needs the step {kind.needs}",
+                f"$.steps[{position[kind.name]}]",
+                why=f"a playbook may leave out both, but not {kind.needs} alone",
             )
         for earlier in kind.after:
             if kind.name in position and position.get(earlier, -1) > position[kind.name]:

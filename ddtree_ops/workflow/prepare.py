@@ -6,11 +6,13 @@ from pathlib import Path
 
 import msgspec
 
-from ..errors import ConfigError, PlanStale, Refused
+from ..errors import ConfigError, HostLocked, PlanStale, Refused, UsageError
 from ..inventory import Host
-from ..model import Plan, Refusal
+from ..jsontext import json_bytes
+from ..model import Deployment, Plan, Refusal
 from ..patching.payload import load_payload
 from ..patching.plan import plan_patch
+from ..patching.text import sha256
 from ..planning.build import is_current, make_build
 from ..planning.digest import facts_digest
 from ..planning.layout import state_root
@@ -18,6 +20,7 @@ from ..planning.plan import Prepared, make_plan
 from ..planning.service_spec import service_spec
 from ..planning.wanted import Wanted
 from ..remote.channel import Link
+from ..service.settings import ServiceSpec
 from ..service.units import service_unit
 from .playbook import Playbook
 from .session import Survey, base_files, live_files
@@ -53,9 +56,9 @@ def prepare(link: Link, survey: Survey, wanted: Wanted) -> Prepared:
 
 
 def is_deployed(survey: Survey, wanted: Wanted) -> bool:
-    """Whether exactly what is wanted is deployed already: same build, same unit text, the live copy is that tree."""
+    """Whether exactly what is wanted is recorded as deployed and healthy: build, unit text, and that tree live."""
     deployment = survey.facts.deployment
-    if deployment is None:
+    if deployment is None or not deployment.healthy:
         return False
     payload = load_payload(survey.patches.recipe)
     live = next((copy for copy in survey.facts.copies if copy.id == survey.verdict.live), None)
@@ -63,13 +66,47 @@ def is_deployed(survey: Survey, wanted: Wanted) -> bool:
         return False
     if not wanted.service:
         return not deployment.unit
+    unit = service_unit(_spec_wanted(survey, deployment, wanted))
+    return deployment.files.get(unit.path) == sha256(unit.text.encode())
+
+
+def _spec_wanted(survey: Survey, deployment: Deployment, wanted: Wanted) -> ServiceSpec:
+    """The service as the inventory wants it now, on the build that is deployed."""
     root = state_root(survey.host, survey.facts)
     ids = (deployment.release_id, deployment.build_id)
-    spec = service_spec(survey.host, survey.facts, deployment.environment, root, wanted.budget, ids)
-    unit = service_unit(spec)
-    from ..patching.text import sha256
+    return service_spec(survey.host, survey.facts, deployment.environment, root, wanted.budget, ids)
 
-    return deployment.files.get(unit.path) == sha256(unit.text.encode())
+
+def refuse_if_another_is_deployed(survey: Survey, wanted: Wanted) -> None:
+    """Raise when something is deployed that is not what is wanted: one deployment at a time, and its way back first."""
+    deployment = survey.facts.deployment
+    if deployment is None:
+        return
+    lock = survey.facts.lock
+    if lock is not None and lock.alive:
+        raise HostLocked(f"another run works on this host: {lock.message}", where=survey.host.name, why=lock.who)
+    raise Refused(
+        f"{_what_is_deployed(survey, deployment, wanted)} (run {deployment.run_id})",
+        where=survey.host.name,
+        next_step=f"ddtree-ops rollback --host {survey.host.name}, then deploy again",
+        code="deployment",
+    )
+
+
+def _what_is_deployed(survey: Survey, deployment: Deployment, wanted: Wanted) -> str:
+    if not deployment.healthy:
+        return f"build {deployment.build_id[:12]} was left here although its service was not well"
+    if not is_current(deployment, load_payload(survey.patches.recipe)):
+        return f"another build ({deployment.build_id[:12]}) is deployed"
+    if bool(deployment.unit) != wanted.service:
+        return "this build is deployed " + ("with a service" if deployment.unit else "without a service")
+    new = msgspec.to_builtins(_spec_wanted(survey, deployment, wanted)) if wanted.service else {}
+    changed = [
+        f"{key} {deployment.settings.get(key)} there, {value} wanted"
+        for key, value in new.items()
+        if deployment.settings.get(key) != value
+    ]
+    return "this build is deployed with other settings: " + ("; ".join(changed[:4]) or "another unit text")
 
 
 def noop_plan(survey: Survey) -> Plan:
@@ -88,19 +125,29 @@ def noop_plan(survey: Survey) -> Plan:
     )
 
 
+SERVICE_STEPS = ("unit", "takeover", "baseline", "start", "ready", "identity", "smoke", "enable")
+
+
 def wanted_for(
     host: Host, playbook: Playbook, *, service: bool, takeover: str, baseline: bool
 ) -> tuple[Wanted, Playbook]:
-    """The wishes and the steps that apply to them."""
-    steps = playbook
-    if not service:
-        steps = steps.without("unit", "takeover", "baseline", "start", "ready", "identity", "smoke", "enable")
-    if not takeover:
-        steps = steps.without("takeover")
-    if not baseline:
-        steps = steps.without("baseline")
-    if baseline and not service:
-        raise ConfigError("--baseline needs the service", where="--baseline --no-service", next_step="leave one out")
+    """The wishes and the steps that apply to them.
+
+    Raises:
+        UsageError: options that contradict each other. ConfigError: the playbook lacks a step that they need.
+    """
+    for flag, given in (("--takeover", bool(takeover)), ("--baseline", baseline)):
+        if given and not service:
+            raise UsageError(f"{flag} needs the service", where=f"{flag} --no-service", next_step="leave one out")
+        if given and not playbook.has(flag[2:]):
+            raise ConfigError(
+                f"{flag} needs the step {flag[2:]}, which the playbook leaves out",
+                where=playbook.origin,
+                next_step=f"put `- step: {flag[2:]}` back, or leave {flag} out",
+            )
+    service = service and playbook.has("unit")
+    dropped = [*(SERVICE_STEPS if not service else ()), *(() if takeover else ("takeover",))]
+    steps = playbook.without(*dropped, *(() if baseline else ("baseline",)))
     wanted = Wanted(
         budget=host.service.budget,
         takeover=takeover,
@@ -113,7 +160,11 @@ def wanted_for(
 
 
 def refuse_if_blocked(plan: Plan) -> None:
-    """Raise the checks and needs that forbid the deploy, the first as the message, all in the details."""
+    """Raise the checks and needs that forbid the deploy, the first as the message, all in the details.
+
+    Raises:
+        HostLocked: another run works there (exit 5). Refused: anything else (exit 4).
+    """
     failing = [*plan.blocked]
     short = [need for need in plan.needs if not need.enough]
     if not failing and not short:
@@ -121,42 +172,48 @@ def refuse_if_blocked(plan: Plan) -> None:
     lines = [f"{check.name}: {check.text}" for check in failing]
     lines += [f"{need.what}: {need.needed:,.0f} of {need.available:,.0f} {need.unit} {need.note}" for need in short]
     next_step = next((check.next_step for check in failing if check.next_step), "free what is missing, then run again")
-    raise Refused(
+    locked = bool(failing) and failing[0].name == "lock"
+    kind = HostLocked if locked else Refused
+    raise kind(
         lines[0],
         where=plan.host,
         why="; ".join(lines[1:]),
         next_step=next_step,
-        code=failing[0].name.replace(" ", "_") if failing else "need",
+        code="locked" if locked else failing[0].name.replace(" ", "_") if failing else "need",
         details={"checks": lines},
     )
 
 
 def hold_to(saved: Path, plan: Plan) -> None:
-    """Raise unless the saved plan is still the plan.
+    """Raise unless the saved plan is still the plan, or what it planned is deployed already.
 
     Raises:
-        ConfigError: the file is no plan of this version. PlanStale: the host moved, or the build is another one.
+        ConfigError: the file is no plan of this version. PlanStale: the host moved, or other options were given now.
     """
     try:
         old = msgspec.json.decode(saved.read_bytes(), type=Plan)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise ConfigError(
             f"the plan cannot be read: {error}", where=str(saved), next_step="make it again: ddtree-ops plan -o"
         )
-    differences = [
-        name
-        for name in ("host", "address", "facts_digest", "build_id", "steps", "settings")
-        if getattr(old, name) != getattr(plan, name)
-    ]
-    if [unit.text for unit in old.units] != [unit.text for unit in plan.units]:
-        differences.append("unit")
-    if differences:
-        raise PlanStale(
-            "the host is no longer what the plan was made for",
-            where=f"{saved}: {', '.join(differences)}",
-            why="what is installed, imported, deployed or running there changed, or another ddtree-ops made the plan",
-            next_step=f"look at the new plan and save it again: ddtree-ops plan -o {saved}",
-        )
+    new = msgspec.json.decode(json_bytes(plan), type=Plan)
+    if new.noop and (old.host, old.build_id) == (new.host, new.build_id):
+        return
+    differences = [name for name in _HELD if getattr(old, name) != getattr(new, name)]
+    if not differences:
+        return
+    moved = old.facts_digest != new.facts_digest
+    raise PlanStale(
+        "the host is no longer what the plan was made for" if moved else "this is not the deploy that was planned",
+        where=f"{saved}: {', '.join(differences)}",
+        why="what is installed, imported, deployed or running there changed"
+        if moved
+        else "the options, the inventory, the playbook or ddtree-ops itself differ from when the plan was saved",
+        next_step=f"look at the new plan and save it again: ddtree-ops plan -o {saved}",
+    )
+
+
+_HELD = ("host", "address", "facts_digest", "build_id", "steps", "settings", "units", "commands", "stops")
 
 
 def scope_of(survey: Survey, prepared: Prepared) -> dict[str, object]:

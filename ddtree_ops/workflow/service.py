@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..attest.request import attest, spec_of
-from ..errors import Drift, Refused
+from ..errors import Drift, Refused, UsageError
 from ..inventory import Host
 from ..model import Deployment, Facts
 from ..ui import status as ui
 from ..ui.progress import Steps
-from .session import consent, each, hosts_of, linked, look
+from .session import Outcome, consent, each, hosts_of, linked, look
 
 if TYPE_CHECKING:
     from ..cli import Context
@@ -46,9 +46,8 @@ def deployed(facts: Facts, host: Host, *, service: bool = True) -> Deployment:
 def status(context: Context) -> int:
     """What is deployed and runs; exit 0 also when it is nothing, 9 when the service is not healthy."""
     inventory, hosts = hosts_of(context)
-    documents: list[dict[str, Any]] = []
 
-    def one(host: Host) -> int:
+    def one(host: Host) -> Outcome:
         with linked(context, host) as link:
             survey = look(link, host, inventory.beside)
             found: dict[str, Any] = {"host": host.name, "deployment": survey.facts.deployment}
@@ -58,23 +57,19 @@ def status(context: Context) -> int:
                 found["beacons"] = link.call("beacons", {"service": service}, timeout=30.0)["beacons"]
         found |= {"lock": survey.facts.lock, "interrupted": survey.facts.interrupted}
         found["verdict"] = survey.verdict.sentence
-        documents.append(msgspec.to_builtins(found))
+        part: dict[str, Any] = msgspec.to_builtins(found)
         if not context.output.json:
-            ui.show_status(context.output.out, documents[-1])
-        return ui.status_code(documents[-1])
+            ui.show_status(context.output.out, part)
+        return ui.status_code(part), part
 
-    code = each(context, hosts, one)
-    if context.output.json:
-        context.output.document("status", {"hosts": documents})
-    return code
+    return each(context, "status", hosts, one)
 
 
 def verify(context: Context) -> int:
     """Exit 10 when disk, import or processes are not what was deployed; names each difference."""
     inventory, hosts = hosts_of(context)
-    documents: list[dict[str, Any]] = []
 
-    def one(host: Host) -> int:
+    def one(host: Host) -> Outcome:
         with linked(context, host) as link:
             survey = look(link, host, inventory.beside)
             deployment = deployed(survey.facts, host, service=False)
@@ -84,9 +79,9 @@ def verify(context: Context) -> int:
         if live is None or live.ddtree_build_id != deployment.build_id:
             what = live.root if live is not None else "nothing"
             findings.insert(0, f"the environment imports {what}, not the deployed tree {deployment.package_dir}")
-        documents.append({"host": host.name, "ok": not findings, "findings": findings, "evidence": found})
+        part = {"host": host.name, "ok": not findings, "findings": findings, "evidence": found}
         if context.output.json:
-            return Drift.exit_code if findings else 0
+            return Drift.exit_code if findings else 0, part
         if findings:
             raise Drift(
                 f"{len(findings)} difference{'s' if len(findings) > 1 else ''} from the deployment",
@@ -96,39 +91,42 @@ def verify(context: Context) -> int:
                 details={"findings": findings},
             )
         ui.show_verified(context.output.out, host.name, deployment, found)
-        return 0
+        return 0, part
 
-    code = each(context, hosts, one)
-    if context.output.json:
-        context.output.document("verify", {"hosts": documents})
-    return code
+    return each(context, "verify", hosts, one)
 
 
 def logs(context: Context, follow: bool, lines: int) -> int:
-    """The service's log on stdout."""
+    """The service's log on stdout; with ``--json`` as one document."""
+    if follow and context.output.json:
+        raise UsageError("--follow never ends, and --json is one document", next_step="leave one of them out")
     inventory, hosts = hosts_of(context)
 
-    def show(event: dict[str, Any]) -> None:
-        for line in event.get("lines", ()):
-            print(line, flush=True)
+    def one(host: Host) -> Outcome:
+        found: list[str] = []
 
-    def one(host: Host) -> int:
+        def show(event: dict[str, Any]) -> None:
+            for line in event.get("lines", ()):
+                if context.output.json:
+                    found.append(line)
+                else:
+                    context.output.line(line)
+
         with linked(context, host) as link:
             facts = look(link, host, inventory.beside).facts
             service = spec_of(deployed(facts, host)).ref()
             request = {"service": service, "lines": lines, "follow": follow}
             link.call("logs", request, timeout=None if follow else 60.0, on_event=show)
-        return 0
+        return 0, {"host": host.name, "lines": found}
 
-    return each(context, hosts, one)
+    return each(context, "logs", hosts, one)
 
 
 def control(context: Context, action: str, yes: bool) -> int:
     """``start``, ``stop``, ``restart``; waits until it serves."""
     inventory, hosts = hosts_of(context)
-    documents: list[dict[str, Any]] = []
 
-    def one(host: Host) -> int:
+    def one(host: Host) -> Outcome:
         with linked(context, host) as link:
             facts = look(link, host, inventory.beside).facts
             spec = spec_of(deployed(facts, host))
@@ -146,10 +144,6 @@ def control(context: Context, action: str, yes: bool) -> int:
                             "timeout": host.service.readiness_timeout,
                         }
                         found["ready"] = link.call("wait_ready", waiting, timeout=None, on_event=progress.event)
-        documents.append({"host": host.name, "unit": spec.unit, "action": action, **found})
-        return 0
+        return 0, {"host": host.name, "unit": spec.unit, "action": action, **found}
 
-    code = each(context, hosts, one)
-    if context.output.json:
-        context.output.document(action, {"hosts": documents})
-    return code
+    return each(context, action, hosts, one)

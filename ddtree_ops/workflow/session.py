@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import DdtreeError, UsageError, worst
+from ..errors import Interrupted, UsageError, as_error, worst
 from ..inventory import Host, Inventory, load
 from ..model import Copy, Facts, Verdict
 from ..patching.plan import load_all, select_series
@@ -74,21 +74,54 @@ def hosts_of(context: Context, **overrides: Any) -> tuple[Inventory, tuple[Host,
     )
 
 
-def each(context: Context, hosts: tuple[Host, ...], run: Callable[[Host], int]) -> int:
-    """Run for every host in turn; an error of one does not keep the others from their turn. The worst exit code wins.
+Outcome = tuple[int, dict[str, Any]]  # exit code of one host, and its part of the ``--json`` document
 
-    With one host the error goes on to the caller, so that a ``--json`` run ends in one error document.
+
+def each(
+    context: Context,
+    command: str,
+    hosts: tuple[Host, ...],
+    run: Callable[[Host], Outcome],
+    *,
+    key: str = "hosts",
+    name: str = "host",
+) -> int:
+    """Run for every host in turn and, with ``--json``, write the one document ``{key: [part of each host]}``.
+
+    With one host an error goes on to the caller, so that the run ends in one error document. Of several, an error of
+    one (``{name: host, "error": ...}``) does not keep the others from their turn, except for an interrupt; the worst
+    exit code wins.
     """
-    if len(hosts) == 1:
-        return run(hosts[0])
     codes: list[int] = []
+    parts: list[dict[str, Any]] = []
     for host in hosts:
         try:
-            codes.append(run(host))
-        except DdtreeError as error:
-            context.output.error(error, host.name)
-            codes.append(error.exit_code)
+            code, part = run(host)
+        except (Exception, KeyboardInterrupt) as error:
+            if len(hosts) == 1:
+                raise
+            failure = as_error(error)
+            code, part = failure.exit_code, {name: host.name, "error": failure.as_dict()}
+            context.output.error(failure, host.name)
+        codes.append(code)
+        parts.append(part)
+        if code == Interrupted.exit_code:
+            break
+    if context.output.json:
+        context.output.document(command, {key: parts})
     return worst(codes)
+
+
+def only(hosts: tuple[Host, ...], what: str) -> Host:
+    """The one host of a command that takes only one.
+
+    Raises:
+        UsageError: there are several.
+    """
+    if len(hosts) != 1:
+        names = ", ".join(host.name for host in hosts)
+        raise UsageError(f"{what} takes one host, not {len(hosts)}: {names}", next_step="give one --host")
+    return hosts[0]
 
 
 @contextmanager
@@ -197,5 +230,9 @@ def consent(context: Context, yes: bool, question: str) -> None:
         )
     import click
 
-    if not click.confirm(question, default=False, err=True):
+    try:
+        agreed = click.confirm(question, default=False, err=True)
+    except click.Abort:  # Ctrl-C or the end of input at the question
+        raise Interrupted("not done: no answer", next_step="nothing was changed")
+    if not agreed:
         raise UsageError("not done: the answer was no", next_step="nothing was changed")

@@ -17,11 +17,11 @@ from ..bench import smoke
 from ..inventory import HOST_FILE, Host
 from ..model import Facts
 from ..patching.text import sha256
-from ..planning.checks import takeover_server
 from ..planning.plan import Prepared
 from ..planning.wanted import Wanted
 from ..service import units
 from ..service.settings import ServiceSpec
+from ..source.environment import server_for
 from ..ui.progress import Steps
 
 
@@ -115,7 +115,7 @@ def unit(run: Run, params: Mapping[str, Any]) -> None:
 
 def takeover(run: Run, params: Mapping[str, Any]) -> None:
     """The old server: its greedy answers as baseline if it serves the same target, then stopped and disabled."""
-    server = takeover_server(run.facts, run.wanted.takeover)
+    server = server_for(run.facts, run.wanted.takeover)
     name = server.unit if server is not None and server.unit else run.wanted.takeover
     port = server.port if server is not None and server.port else run.host.service.port
     old = {"unit": name, "init": "systemd", "address": _loopback(server.address if server else ""), "port": port}

@@ -11,7 +11,8 @@ from ..model import Facts
 from ..planning.layout import state_root
 from ..remote.channel import Link
 from ..ui.progress import Steps
-from .session import consent, each, hosts_of, linked, look
+from .playbook import load
+from .session import Outcome, consent, each, hosts_of, linked, look
 
 if TYPE_CHECKING:
     from ..cli import Context
@@ -28,9 +29,15 @@ def rollback(context: Context, yes: bool, force: bool) -> int:
         brings = f" and start {facts.deployment.takeover} again" if facts.deployment.takeover else ""
         return f"Roll back {facts.deployment.release_id} on {host.name}{brings}?"
 
+    book = load("rollback", None, hosts_of(context)[0].beside)
+
     def act(link: Link, root: str, progress: Steps) -> dict[str, Any]:
         with progress.step("rollback", "Undo the deployment and prove it"):
-            return back.rollback(link, root, force=force, on_event=progress.event)
+            found = back.rollback(link, root, force=force, on_event=progress.event)
+        if book.has("purge"):
+            with progress.step("purge", "Remove the state folder"):
+                found["purged"] = back.purge(link, root, on_event=progress.event)
+        return found
 
     return _run(context, "rollback", yes, ask, act, "nothing is deployed")
 
@@ -74,38 +81,42 @@ def _run(
     nothing: str,
 ) -> int:
     inventory, hosts = hosts_of(context)
-    results: list[dict[str, Any]] = []
 
-    def one(host: Host) -> int:
+    def one(host: Host) -> Outcome:
         with linked(context, host) as link:
             facts = look(link, host, inventory.beside).facts
             question = ask(host, facts)
             if question is None:
                 context.output.note(f"{host.name}: {nothing}")
-                results.append({"host": host.name, "outcome": "unchanged"})
-                return 0
+                return 0, {"host": host.name, "outcome": "unchanged"}
             consent(context, yes, question)
             with Steps(context.output, host.name) as progress:
                 found = act(link, state_root(host, facts), progress)
-        results.append({"host": host.name, "outcome": "done", **found})
         if not context.output.json:
             _show(context, host, found)
-        return 0
+        return 0, {"host": host.name, "outcome": "done", **found}
 
-    code = each(context, hosts, one)
-    if context.output.json:
-        context.output.document(command, {"hosts": results})
-    return code
+    return each(context, command, hosts, one)
 
 
 def _show(context: Context, host: Host, found: dict[str, Any]) -> None:
-    root = str(found.get("root", ""))
-    if root:
-        text = f"{host.name}: as before; root hash {root[:16]} equals the one before the deploy"
-        context.output.out.print(text, style="green", markup=False, soft_wrap=True)
+    def say(text: str, style: str = "") -> None:
+        context.output.out.print(text, style=style or None, soft_wrap=True)
+
+    foreign = found.get("foreign") or {}
+    if found.get("proven"):
+        root = str(found["root"])[:16]
+        equal = f"root hash {root} equals the one before the deploy"
+        say(f"{host.name}: as before; " + ("except for what others changed since" if foreign else equal), "green")
     elif "freed" in found:
         left = f"; left, not ours: {', '.join(found['left'])}" if found.get("left") else ""
-        text = f"{host.name}: nothing of ddtree-ops is left, {found['freed'] / 1e6:,.0f} MB freed{left}"
-        context.output.out.print(text, style="green", markup=False, soft_wrap=True)
+        say(f"{host.name}: nothing of ddtree-ops is left, {found['freed'] / 1e6:,.0f} MB freed{left}", "green")
+    for path, change in list(foreign.items())[:_SHOWN]:
+        say(f"  not ours, left alone: {path} {change}")
+    if len(foreign) > _SHOWN:
+        say(f"  and {len(foreign) - _SHOWN} more; --json lists them")
     for note in found.get("notes", ()):
-        context.output.out.print(f"  {note}", markup=False, soft_wrap=True)
+        say(f"  {note}")
+
+
+_SHOWN = 10

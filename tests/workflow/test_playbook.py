@@ -47,9 +47,11 @@ def test_steps_may_be_dropped_and_added(tmp_path: Path) -> None:
         ((*CORE, "step: ready\n    timout: 5"), "has no option 'timout'", 9),
         ((*CORE, "step: derive"), "stands twice", 8),
         ((*CORE, "step: run"), "needs argv", 8),
+        ((*CORE, "step: start"), "the step start needs the step unit", 8),
+        ((*CORE, "step: unit", "step: ready"), "the step ready needs the step start", 9),
         (("step: derive", "step: payload", "step: editable", "step: patch", "step: probe"), "must come after patch", 5),
     ],
-    ids=["unknown-step", "wrong-type", "unknown-option", "twice", "run-without-argv", "order"],
+    ids=["unknown-step", "wrong-type", "unknown-option", "twice", "run-without-argv", "no-unit", "no-start", "order"],
 )
 def test_mistakes_name_line_and_cure(tmp_path: Path, steps: tuple[str, ...], words: str, line: int) -> None:
     path = write(tmp_path, minimal(*steps))
@@ -70,3 +72,29 @@ def test_unknown_key_at_the_top(tmp_path: Path) -> None:
         playbook.load("deploy", write(tmp_path, minimal(*CORE) + "on_fail: leave\n"))
     assert "on_fail" in caught.value.what + caught.value.where
     assert "on_failure" in caught.value.why
+
+
+def test_bench_defaults_are_read_and_the_command_line_wins(tmp_path: Path) -> None:
+    """bench.yaml said that it holds the defaults, and no command read it."""
+    assert playbook.load_bench().max_tokens == 48
+    (tmp_path / "playbooks").mkdir()
+    (tmp_path / "playbooks" / "bench.yaml").write_text("name: bench\nmax_tokens: 7\ncount: 3\n")
+    wanted = playbook.load_bench(tmp_path, {"count": 5})
+    assert (wanted.max_tokens, wanted.count) == (7, 5)
+
+
+def test_bench_mistake_names_the_key(tmp_path: Path) -> None:
+    (tmp_path / "playbooks").mkdir()
+    (tmp_path / "playbooks" / "bench.yaml").write_text("name: bench\nmax_token: 7\n")
+    with pytest.raises(ConfigError) as caught:
+        playbook.load_bench(tmp_path)
+    assert "max_tokens" in caught.value.why
+
+
+def test_rollback_cannot_drop_its_proof(tmp_path: Path) -> None:
+    path = tmp_path / "rollback.yaml"
+    path.write_text("name: rollback\nsteps:\n  - step: undo\n")
+    with pytest.raises(ConfigError, match="prove may not be dropped"):
+        playbook.load("rollback", path)
+    path.write_text("name: rollback\nsteps:\n  - step: undo\n  - step: prove\n  - step: purge\n")
+    assert playbook.load("rollback", path).has("purge")
