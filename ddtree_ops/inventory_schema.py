@@ -69,9 +69,10 @@ HOST_FIELDS: dict[str, Field | dict[str, Field]] = {
 TOP = ("default_host", "defaults", "groups", "hosts")
 _SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY|ACCESS_?KEY)($|_)", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"^(hf_|sk-|ghp_|github_pat_|glpat-|xox[bp]-|AKIA)[A-Za-z0-9_-]{8,}")
+REJECTION_SAMPLING = "--speculative-use-rejection-sampling"
 _BY_KEY = "has a key of its own: "
 _ON_ARGV = "would be readable by everybody on the host; "
-#: Flags of the server that may not stand in ``extra_flags``, and why.
+#: Flags of the server that may not stand in ``extra_flags``, and why (after the flag's name in a message).
 OWN_FLAGS = {
     "--model-path": _BY_KEY + "service.target_model",
     "--model": _BY_KEY + "service.target_model",
@@ -84,6 +85,7 @@ OWN_FLAGS = {
     "--speculative-algo": "is set by ddtree-ops",
     "--api-key": _ON_ARGV + "write `secrets: {SGLANG_DDTREE_API_KEY: env:SGLANG_DDTREE_API_KEY}`",
     "--admin-api-key": _ON_ARGV + "it cannot be set here",
+    REJECTION_SAMPLING: "is for chains; DDTREE verifies a tree",
 }
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..remote.channel import Link, OnEvent
 from .journal import LocalJournal
-from .transaction import Link, OnEvent, whoami
+from .transaction import whoami
 
 
 def rollback(

@@ -20,29 +20,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import DdtreeError, Interrupted
+from ..remote.channel import Link, OnEvent
 from .interrupt import InterruptGuard
 from .journal import LocalJournal
-
-OnEvent = Callable[[dict[str, Any]], None]
-
-
-class Link(Protocol):
-    """What a transaction needs of :class:`ddtree_ops.remote.channel.Link`."""
-
-    host: str
-
-    def call(
-        self,
-        verb: str,
-        params: dict[str, Any] | None = None,
-        *,
-        timeout: float | None = 600.0,
-        on_event: OnEvent | None = None,
-    ) -> dict[str, Any]:
-        """Run ``verb`` on the host."""
 
 
 class Transaction:

@@ -8,12 +8,13 @@ the business of :mod:`.units`. Words: *budget* = draft nodes without the root; S
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from ..errors import ConfigError
+from ..inventory_schema import OWN_FLAGS, REJECTION_SAMPLING
 from ..model import Value
 
 Algorithm = Literal["DDTREE", "DFLASH", "NONE"]
@@ -22,24 +23,6 @@ Init = Literal["systemd", "process"]
 UNIT = "sglang-ddtree.service"
 RUN_ROOT = "/run/ddtree-ops"
 
-#: Flags that the settings decide; the same flag among the extra ones would contradict them.
-MANAGED = {
-    "--model-path": "target",
-    "--model": "target",
-    "--host": "listen",
-    "--port": "port",
-    "--speculative-algorithm": "the algorithm (DDTREE)",
-    "--speculative-algo": "the algorithm (DDTREE)",
-    "--speculative-draft-model-path": "drafter",
-    "--speculative-draft-model": "drafter",
-    "--speculative-num-draft-tokens": "budget (verify width = budget + 1)",
-}
-#: Flags that must not appear at all, and why.
-FORBIDDEN = {
-    "--api-key": "an argument is readable by every user of the host; name the secret SGLANG_DDTREE_API_KEY instead",
-    "--admin-api-key": "an argument is readable by every user of the host",
-    "--speculative-use-rejection-sampling": "DDTREE verifies a tree; rejection sampling is for chains",
-}
 #: Settings that only we may write; a service environment that names one contradicts the plan.
 API_KEY = "SGLANG_DDTREE_API_KEY"
 RESERVED_ENVIRONMENT = ("DDTREE_RUN_DIR", "DDTREE_BUDGET", API_KEY)
@@ -231,34 +214,21 @@ def without_flags(args: Sequence[str], prefix: str) -> tuple[str, ...]:
 def refuse_contradictions(args: Iterable[str], algorithm: Algorithm = "DDTREE") -> None:
     """Raise :class:`ConfigError` when an extra flag says what a setting already says, or may not be there.
 
-    argparse accepts any unambiguous prefix of a flag, so ``--speculative-num`` is caught as well.
+    argparse accepts any unambiguous prefix of a flag, so ``--speculative-num`` is caught as well; the reader of the
+    inventory knows the full names only.
     """
     for arg in args:
-        if not arg.startswith("--"):
-            continue
         flag = arg.partition("=")[0].replace("_", "-")
-        for forbidden, why in FORBIDDEN.items():
-            if forbidden.startswith(flag) and len(flag) > 4 and not (algorithm == "NONE" and "rejection" in forbidden):
+        if not arg.startswith("--") or (algorithm == "NONE" and REJECTION_SAMPLING.startswith(flag)):
+            continue
+        for own, why in OWN_FLAGS.items():
+            if flag == own or (len(flag) > _SHORTEST and own.startswith(flag)):
                 raise ConfigError(
-                    f"the extra flag {shlex.quote(arg)} is not allowed", where="service: extra_args", why=why
-                )
-        for managed, setting in MANAGED.items():
-            if flag == managed or (len(flag) > 4 and managed.startswith(flag)):
-                raise ConfigError(
-                    f"the extra flag {shlex.quote(arg)} contradicts the setting of {managed}",
-                    where="service: extra_args",
-                    why=f"{managed} is decided by `{setting}`",
-                    next_step=f"remove {flag} from extra_args and set `{setting.partition(' ')[0]}` instead",
+                    f"the extra flag {shlex.quote(arg)} may not stand there",
+                    where="service: extra_flags",
+                    why=f"{own} {why}",
+                    next_step=f"remove {flag} from extra_flags",
                 )
 
 
-def secrets_from(names: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The secrets' values from the controller's environment; a missing one is an error that names only its name."""
-    missing = [name for name in names if name not in environment]
-    if missing:
-        raise ConfigError(
-            f"no value for the secret{'s' if len(missing) > 1 else ''} {', '.join(missing)}",
-            where="service: secrets",
-            next_step=f"export {missing[0]}=… in the shell that runs ddtree-ops",
-        )
-    return {name: environment[name] for name in names}
+_SHORTEST = 4  # characters of a prefix that is taken for its flag

@@ -16,7 +16,7 @@ from ..model import Deployment
 from ..ui.progress import Steps
 from .playbook import load_bench
 from .service import deployed
-from .session import Outcome, each, hosts_of, linked, look
+from .session import Outcome, each, facts_of, hosts_of, linked
 from .steps import served_dtype
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def bench(context: Context, *, budget: str, prompts: Path | None, out: Path | No
 
     def one(host: Host) -> Outcome:
         with linked(context, host) as link:
-            facts = look(link, host, inventory.beside).facts
+            facts = facts_of(link, host)
             deployment = deployed(facts, host)
             spec = spec_of(deployment)
             request = smoke.request(

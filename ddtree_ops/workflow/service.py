@@ -12,7 +12,7 @@ from ..inventory import Host
 from ..model import Deployment, Facts
 from ..ui import status as ui
 from ..ui.progress import Steps
-from .session import Outcome, consent, each, hosts_of, linked, look
+from .session import Outcome, consent, each, facts_of, hosts_of, linked, look
 
 if TYPE_CHECKING:
     from ..cli import Context
@@ -100,7 +100,7 @@ def logs(context: Context, follow: bool, lines: int) -> int:
     """The service's log on stdout; with ``--json`` as one document."""
     if follow and context.output.json:
         raise UsageError("--follow never ends, and --json is one document", next_step="leave one of them out")
-    inventory, hosts = hosts_of(context)
+    _, hosts = hosts_of(context)
 
     def one(host: Host) -> Outcome:
         found: list[str] = []
@@ -113,7 +113,7 @@ def logs(context: Context, follow: bool, lines: int) -> int:
                     context.output.line(line)
 
         with linked(context, host) as link:
-            facts = look(link, host, inventory.beside).facts
+            facts = facts_of(link, host)
             service = spec_of(deployed(facts, host)).ref()
             request = {"service": service, "lines": lines, "follow": follow}
             link.call("logs", request, timeout=None if follow else 60.0, on_event=show)
@@ -124,11 +124,11 @@ def logs(context: Context, follow: bool, lines: int) -> int:
 
 def control(context: Context, action: str, yes: bool) -> int:
     """``start``, ``stop``, ``restart``; waits until it serves."""
-    inventory, hosts = hosts_of(context)
+    _, hosts = hosts_of(context)
 
     def one(host: Host) -> Outcome:
         with linked(context, host) as link:
-            facts = look(link, host, inventory.beside).facts
+            facts = facts_of(link, host)
             spec = spec_of(deployed(facts, host))
             consent(context, yes, f"{action.capitalize()} {spec.unit} on {host.name}?")
             service = spec.ref()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import posixpath
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,15 +138,13 @@ def linked(context: Context, host: Host) -> Iterator[Link]:
         yield link
 
 
-def look(link: Link, host: Host, beside: Path | None, takeover: str = "") -> Survey:
-    """Facts and verdict. Writes nothing on the host."""
-    patches = Patches.load(beside)
-    keys = [series_key(series) for series in load_all(patches.folder)]
-    named = takeover or host.takeover
+def facts_of(link: Link, host: Host, *, takeover: str = "", keys: Sequence[SeriesKey] = ()) -> Facts:
+    """What is on the host; needs none of this machine's patches, so that a damaged folder of them keeps nobody from
+    ``rollback`` or ``stop``. Writes nothing on the host."""
     params = {
         "environment": host.environment or None,
         "checkouts": list(host.checkouts),
-        "unit": named or None,
+        "unit": takeover or host.takeover or None,
         "our_unit": host.service.unit,
         "working_directory": host.service.working_directory,
         "service_environment": dict(host.service.environment),
@@ -156,10 +154,17 @@ def look(link: Link, host: Host, beside: Path | None, takeover: str = "") -> Sur
         "state_root": host.state_root,
         "anchors": list(anchor_paths(keys)),
     }
-    facts = with_versions(msgspec.convert(link.call("facts", params, timeout=FACTS_TIMEOUT), Facts), keys)
+    return with_versions(msgspec.convert(link.call("facts", params, timeout=FACTS_TIMEOUT), Facts), keys)
+
+
+def look(link: Link, host: Host, beside: Path | None, takeover: str = "") -> Survey:
+    """Facts and verdict. Writes nothing on the host."""
+    patches = Patches.load(beside)
+    keys = [series_key(series) for series in load_all(patches.folder)]
+    facts = facts_of(link, host, takeover=takeover, keys=keys)
     wanted = WantedService(
         environment=host.environment,
-        takeover=named,
+        takeover=takeover or host.takeover,
         port=host.service.port,
         working_directory=host.service.working_directory,
         variables=dict(host.service.environment),

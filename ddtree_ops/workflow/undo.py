@@ -12,7 +12,7 @@ from ..planning.layout import state_root
 from ..remote.channel import Link
 from ..ui.progress import Steps
 from .playbook import load
-from .session import Outcome, consent, each, hosts_of, linked, look
+from .session import Outcome, consent, each, facts_of, hosts_of, linked
 
 if TYPE_CHECKING:
     from ..cli import Context
@@ -80,11 +80,11 @@ def _run(
     act: Action,
     nothing: str,
 ) -> int:
-    inventory, hosts = hosts_of(context)
+    _, hosts = hosts_of(context)
 
     def one(host: Host) -> Outcome:
         with linked(context, host) as link:
-            facts = look(link, host, inventory.beside).facts
+            facts = facts_of(link, host)
             question = ask(host, facts)
             if question is None:
                 context.output.note(f"{host.name}: {nothing}")

@@ -91,10 +91,10 @@ def test_a_secret_that_is_also_a_plain_variable_is_refused():
         (("--model", "/x"), ("--model",)),
         (("--speculative-algorithm", "EAGLE"), ("--speculative-algorithm",)),
         (("--speculative-num-draft-tokens=17",), ("--speculative-num-draft-tokens", "budget")),
-        (("--speculative-num", "17"), ("--speculative-num", "contradicts")),
-        (("--speculative_num_draft_tokens", "17"), ("contradicts",)),
-        (("--api-key", "sk-1"), ("--api-key", "not allowed")),
-        (("--speculative-use-rejection-sampling",), ("not allowed",)),
+        (("--speculative-num", "17"), ("--speculative-num", "budget")),
+        (("--speculative_num_draft_tokens", "17"), ("budget",)),
+        (("--api-key", "sk-1"), ("--api-key", "may not stand")),
+        (("--speculative-use-rejection-sampling",), ("may not stand",)),
     ],
 )
 def test_contradicting_extra_flags_are_refused_and_named(args, words):
