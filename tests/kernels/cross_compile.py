@@ -21,7 +21,7 @@ def kernels() -> list[tuple[str, Any, dict[str, str], dict[str, Any], dict[str, 
     from ddtree.build import triton_builder, triton_commit, triton_topk
 
     long, single, flag = "*i64", "*fp32", "*i1"
-    select = {"RANKS": 64, "RANKS2": 64, "CHUNK_GROUPS": 64, "GROUP": 64}
+    select = {"RANKS": 64, "RANKS2": 64, "CHUNK_GROUPS": 128, "GROUP": 64}
     found: list[tuple[str, Any, dict[str, str], dict[str, Any], dict[str, Any]]] = []
     for name, dtype, bits in (("bf16", "*bf16", 16), ("fp32", single, 32), ("fp16", "*fp16", 32)):
         found.append(
@@ -60,7 +60,7 @@ def kernels() -> list[tuple[str, Any, dict[str, str], dict[str, Any], dict[str, 
                     "log_zs": single,
                     "chunks": "i32",
                 },
-                {**select, "GROUPS2": 4096, "CHUNKS2": 64, "BITS": bits},
+                {**select, "GROUPS2": 4096, "CHUNKS2": 32, "BITS": bits},
                 {"num_warps": 8},
             )
         )

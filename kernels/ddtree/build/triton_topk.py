@@ -20,7 +20,7 @@ import triton.language as tl
 GROUP = 64
 """Tokens per group; the second kernel reads ``k`` groups again."""
 
-CHUNK = 4096
+CHUNK = 8192
 """Tokens per program of the first kernel."""
 
 CHUNK_WARPS = 4
