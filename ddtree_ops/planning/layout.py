@@ -15,6 +15,7 @@ class Layout(Value, frozen=True, kw_only=True):
     release_id: str
     project_in: str = "python"
     package_in: str = "python/src/sglang"
+    borrowed: bool = False  # on the objects of a checkout
 
     @property
     def tree(self) -> str:
@@ -32,11 +33,11 @@ class Layout(Value, frozen=True, kw_only=True):
         return posixpath.join(self.tree, self.package_in)
 
 
-def layout_for(strategy: str, live: Copy, root: str, release_id: str) -> Layout:
+def layout_for(strategy: str, source: Copy, root: str, release_id: str) -> Layout:
     """The paths for a strategy: a checkout keeps its own layout, and our project file lies beside its own."""
-    if strategy == "checkout" and live.git is not None:
-        inside = posixpath.relpath(live.realpath, live.git.toplevel)
-        return Layout(state_root=root, release_id=release_id, project_in="editable", package_in=inside)
+    if strategy == "checkout" and source.git is not None:
+        inside = posixpath.relpath(source.realpath, source.git.toplevel)
+        return Layout(state_root=root, release_id=release_id, project_in="editable", package_in=inside, borrowed=True)
     return Layout(state_root=root, release_id=release_id)
 
 

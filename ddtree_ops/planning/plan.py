@@ -24,12 +24,16 @@ from .wanted import Wanted
 
 @dataclass(frozen=True)
 class Prepared:
-    """A plan with the bytes and settings that carry it out."""
+    """A plan with the bytes and settings that carry it out.
+
+    ``source`` is the copy that the tree is made from: the live one, or a clean checkout that holds exactly its content.
+    """
 
     plan: Plan
     build: Build
     layout: Layout
     live: Copy
+    source: Copy
     spec: ServiceSpec | None
     unit: PlannedUnit | None
 
@@ -40,7 +44,8 @@ def make_plan(host: Host, facts: Facts, verdict: Verdict, live: Copy, build: Bui
     Raises:
         ConfigError: settings of the service contradict each other.
     """
-    layout = layout_for(verdict.strategy, live, state_root(host, facts), build.release_id)
+    source = source_of(verdict.strategy, live, facts)
+    layout = layout_for(verdict.strategy, source, state_root(host, facts), build.release_id)
     spec = unit = None
     # Without a target and a drafter there is no service to describe; the checks then say what is missing.
     if wanted.service and host.service.target_model and host.service.drafter:
@@ -57,7 +62,7 @@ def make_plan(host: Host, facts: Facts, verdict: Verdict, live: Copy, build: Bui
         verdict=verdict,
         release_id=build.release_id,
         build_id=build.build_id,
-        changes=tuple(_changes(facts, live, build, layout, spec, unit, verdict)),
+        changes=tuple(_changes(facts, live, source, build, layout, spec, unit)),
         diff=build.patch.diff,
         commands=tuple(_commands(facts, verdict, layout, spec, wanted)),
         units=(unit,) if unit else (),
@@ -68,19 +73,27 @@ def make_plan(host: Host, facts: Facts, verdict: Verdict, live: Copy, build: Bui
         notes=tuple(_notes(live, verdict, wanted)),
         settings={} if spec is None else {"budget": spec.budget, "port": spec.port, "unit": spec.unit},
     )
-    return Prepared(plan=plan, build=build, layout=layout, live=live, spec=spec, unit=unit)
+    return Prepared(plan=plan, build=build, layout=layout, live=live, source=source, spec=spec, unit=unit)
+
+
+def source_of(strategy: str, live: Copy, facts: Facts) -> Copy:
+    """What the tree is made from. A wheel has no git state; its twin, a clean checkout of the same content, has."""
+    if strategy != "checkout" or live.git is not None:
+        return live
+    twins = (one for one in facts.copies if one.git is not None and one.content_hash == live.content_hash)
+    return next((one for one in twins if one.git is not None and not one.git.dirty), live)
 
 
 def _changes(
     facts: Facts,
     live: Copy,
+    source: Copy,
     build: Build,
     layout: Layout,
     spec: ServiceSpec | None,
     unit: PlannedUnit | None,
-    verdict: Verdict,
 ) -> Iterator[Change]:
-    what = "the live checkout's commit and local edits" if verdict.strategy == "checkout" else f"a copy of {live.root}"
+    what = f"the commit and local edits of {source.root}" if layout.borrowed else f"a copy of {live.root}"
     yield Change(
         path=layout.tree, kind="create", after=build.base_hash, why=f"{what}: {live.files} files, git commit 'pristine'"
     )

@@ -54,16 +54,16 @@ Step = Callable[[Run, Mapping[str, Any]], None]
 
 def derive(run: Run, params: Mapping[str, Any]) -> None:
     """The derived tree with its pristine commit."""
-    plan, live, layout = run.prepared.plan, run.prepared.live, run.prepared.layout
+    live, source, layout = run.prepared.live, run.prepared.source, run.prepared.layout
     request = {
         "release_id": layout.release_id,
-        "package_dir": live.root,
+        "package_dir": source.root,
         "release": run.prepared.build.release,
-        "content_hash": live.content_hash,
+        "content_hash": source.content_hash,
     }
-    if plan.verdict.strategy == "checkout":
-        assert live.git is not None
-        more = {"toplevel": live.git.toplevel, "head": live.git.head, "python": plan.verdict.environment}
+    if layout.borrowed and source.git is not None:
+        python = run.prepared.plan.verdict.environment
+        more = {"toplevel": source.git.toplevel, "head": source.git.head, "python": python}
         run.seen["derive"] = run.do("borrow_checkout", {**request, **more})
         return
     owner = next((info.path for info in live.dist_infos if info.recorded), "")

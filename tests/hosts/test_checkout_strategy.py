@@ -18,11 +18,13 @@ SITE = f"{layers.ENVIRONMENT}/lib/python3.11/site-packages"
 SPEC_INFO = f"{TOP}/python/sglang/srt/speculative/spec_info.py"
 
 #: The installed wheel becomes a checkout with a .pth and the metadata of an editable install, as pip leaves it.
-RECIPE = f"""
+CLONE = f"""
 mkdir -p {TOP}/python && cp -a {SITE}/sglang {TOP}/python/ && find {TOP} -name __pycache__ -prune -exec rm -rf {{}} +
 cd {TOP} && printf '__pycache__/\\n*.so\\n' > .gitignore
 git init -q -b main && git add -A
 git -c user.name=op -c user.email=op@example.invalid commit -q -m "SGLang 0.5.20" && git tag v0.5.20
+"""
+RECIPE = f"""{CLONE}
 rm -rf {SITE}/sglang && cd {SITE}
 echo {TOP}/python > __editable__.sglang-0.5.20.pth
 cd sglang-0.5.20.dist-info
@@ -84,3 +86,21 @@ def test_an_edit_where_the_patch_goes_is_refused_with_all_three_sides(checkout_h
     assert "MINE" not in details["base"]
     assert "DDTREE" in details["theirs"]
     assert details["line"] > 0
+
+
+def test_a_wheel_with_a_clean_twin_checkout_borrows_its_commit(
+    wheel_host: Callable[..., TestHost], tmp_path: Path
+) -> None:
+    """The environment imports a wheel; a clean checkout holds exactly its content: history begins with their commit."""
+    host = wheel_host("0.5.20")
+    host.run(CLONE)
+    host.inventory(tmp_path / "inventory.yaml", environment=layers.ENVIRONMENT, checkouts=[TOP])
+    said = ddtree_ops("deploy", "--no-service", "--yes", cwd=tmp_path)
+    assert said.code == 0, said.out + said.err
+    tree = host.run(f"ls -d {STATE}/releases/*").strip()
+    history = host.run(f"git -C {tree} log --format=%s").splitlines()
+    assert (history[-1], len(history)) == ("SGLang 0.5.20", 2)
+    assert host.run(f"git -C {TOP} status --porcelain") == ""
+    back = ddtree_ops("rollback", "--yes", cwd=tmp_path)
+    assert back.code == 0, back.err
+    assert host.exists(f"{SITE}/sglang/__init__.py")

@@ -229,6 +229,17 @@ def test_checkout_keeps_its_own_layout() -> None:
     assert derived.package == "/var/lib/ddtree-ops/releases/r1/python/src/sglang"
 
 
+def test_wheel_with_a_twin_checkout_borrows_the_twin() -> None:
+    """The live copy is a wheel, and a clean checkout holds exactly its content: the tree comes from that commit."""
+    twin = builders.checkout("0.5.20", top="/src/sglang")
+    facts = good_host(copies=(builders.copy("0.5.20"), twin))
+    prepared = plan(facts, seen=verdict(strategy="checkout"))
+    assert prepared.source == twin
+    assert prepared.live.kind == "wheel"
+    assert prepared.layout.borrowed
+    assert prepared.layout.package.endswith("/python/sglang")
+
+
 def test_git_state_of_the_live_checkout_is_part_of_the_digest() -> None:
     live = builders.checkout("0.5.20", top="/src/sglang")
     facts = good_host(copies=(live,))
