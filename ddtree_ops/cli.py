@@ -46,7 +46,7 @@ _COMMON = (
     click.option("--accept-new-host-key", metavar="SHA256:…", help="Accept a key not yet known, if it has this hash."),
     click.option("--json", is_flag=True, help="One JSON document on stdout; never changes anything by itself."),
     click.option("--quiet", "-q", is_flag=True, help="Only results and errors."),
-    click.option("--verbose", "-v", count=True, help="-v commands, -vv their output, -vvv the protocol."),
+    click.option("--verbose", "-v", count=True, help="-v details, -vv each operation, -vvv each event."),
     click.option("--no-color", is_flag=True, help="No colours."),
 )
 

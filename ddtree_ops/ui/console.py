@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Output:
     """Where a command writes.
 
-    ``json``: one document on stdout and nothing else there. ``verbosity``: -1 quiet, 0 a line per step, 1 commands,
-    2 their output, 3 the protocol.
+    ``json``: one document on stdout and nothing else there. ``verbosity``: -1 quiet, 0 a line per step, 1 what the host
+    reports and the details of errors, 2 each operation with its time, 3 each event as it is.
     """
 
     def __init__(self, *, json: bool = False, verbosity: int = 0, color: bool = True) -> None:

@@ -81,6 +81,7 @@ class Steps:
 
     def event(self, event: Mapping[str, Any]) -> None:
         """Show what the host says; heartbeats only keep the clock running."""
+        self._try(lambda: self.output.detail(3, str(dict(event))))
         if event.get("text"):
             self._try(lambda: self._show_event(str(event["text"]), event.get("done"), event.get("total")))
 

@@ -42,9 +42,13 @@ def show_verified(console: Console, host: str, deployment: Deployment, evidence:
 
 def _rows(found: Mapping[str, Any]) -> list[tuple[str, Text]]:
     rows: list[tuple[str, Text]] = [("verdict", Text(str(found["verdict"])))]
+    rows += [("warning", Text(str(text), style="yellow")) for text in found.get("warnings", ())]
     if found.get("lock"):
         lock = found["lock"]
-        rows.append(("lock", Text(f"held by {lock['who']} (run {lock['run_id']}): {lock['message']}", style="yellow")))
+        held = "held" if lock["alive"] else "left behind"
+        rows.append(
+            ("lock", Text(f"{held} by {lock['who']} (run {lock['run_id']}): {lock['message']}", style="yellow"))
+        )
     if found.get("interrupted"):
         run = found["interrupted"]
         text = f"run {run['run_id']} was interrupted after {run['last_step']}; next: ddtree-ops recover"

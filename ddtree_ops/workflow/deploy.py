@@ -174,10 +174,10 @@ def _deploy(
         output.note(f"{host.name}: nothing to do; build {found.plan.build_id[:12]} is deployed", style="green")
         return {"host": host.name, "outcome": "unchanged", "build_id": found.plan.build_id}
     prepare.refuse_if_blocked(found.plan)
+    secrets = {n: s.read() for n, s in host.service.secrets.items() if not s.source.startswith(HOST_FILE)}
     if not output.json and plan_file is None:  # a saved plan was seen when it was made
         plan_ui.show(output.err, found.plan, diff=options.diff)
     consent(context, yes, f"Change {host.name} as planned?")
-    secrets = {n: s.read() for n, s in host.service.secrets.items() if not s.source.startswith(HOST_FILE)}
     started = time.monotonic()
     with Steps(output, host.name) as progress:
         report = carry_out(link, found.survey, found.playbook, found.wanted, found.prepared, progress, secrets)

@@ -64,8 +64,12 @@ def is_deployed(survey: Survey, wanted: Wanted) -> bool:
     live = next((copy for copy in survey.facts.copies if copy.id == survey.verdict.live), None)
     if live is None or live.ddtree_build_id != deployment.build_id or not is_current(deployment, payload):
         return False
+    if bool(deployment.unit) != wanted.service:
+        return False
     if not wanted.service:
-        return not deployment.unit
+        return True
+    if not (survey.host.service.target_model and survey.host.service.drafter):
+        return False
     unit = service_unit(_spec_wanted(survey, deployment, wanted))
     return deployment.files.get(unit.path) == sha256(unit.text.encode())
 

@@ -56,7 +56,7 @@ def status(context: Context) -> int:
                 found["service"] = link.call("service_status", {"service": service}, timeout=60.0)
                 found["beacons"] = link.call("beacons", {"service": service}, timeout=30.0)["beacons"]
         found |= {"lock": survey.facts.lock, "interrupted": survey.facts.interrupted}
-        found["verdict"] = survey.verdict.sentence
+        found |= {"verdict": survey.verdict.sentence, "warnings": survey.facts.warnings}
         part: dict[str, Any] = msgspec.to_builtins(found)
         if not context.output.json:
             ui.show_status(context.output.out, part)

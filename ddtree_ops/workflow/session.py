@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import Interrupted, UsageError, as_error, worst
+from ..errors import Interrupted, Refused, UsageError, as_error, worst
 from ..inventory import Host, Inventory, load
 from ..model import Copy, Facts, Verdict
 from ..patching.plan import load_all, select_series
@@ -154,7 +154,17 @@ def facts_of(link: Link, host: Host, *, takeover: str = "", keys: Sequence[Serie
         "state_root": host.state_root,
         "anchors": list(anchor_paths(keys)),
     }
-    return with_versions(msgspec.convert(link.call("facts", params, timeout=FACTS_TIMEOUT), Facts), keys)
+    answer = link.call("facts", params, timeout=FACTS_TIMEOUT)
+    try:
+        return with_versions(msgspec.convert(answer, Facts), keys)
+    except msgspec.ValidationError as error:  # of all facts only our own records are written down before they are read
+        raise Refused(
+            f"what is recorded on the host is not understood: {error}",
+            where=f"{answer.get('state_root')} on {host.name}",
+            why="it is damaged, or another version of ddtree-ops wrote it",
+            next_step="use the version that deployed there (deployment.json names it), or restore that file",
+            code="record_damaged",
+        )
 
 
 def look(link: Link, host: Host, beside: Path | None, takeover: str = "") -> Survey:

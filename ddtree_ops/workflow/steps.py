@@ -46,7 +46,9 @@ class Run:
 
     def do(self, op: str, params: Mapping[str, Any], timeout: float | None = 600.0) -> dict[str, Any]:
         """Run one operation on the host."""
-        return self.tx.do(op, params, timeout=timeout, on_event=self.progress.event)
+        result = self.tx.do(op, params, timeout=timeout, on_event=self.progress.event)
+        self.progress.output.detail(2, f"  {op}: {result.get('seconds', 0)} s")
+        return result
 
 
 Step = Callable[[Run, Mapping[str, Any]], None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,21 @@ def test_other_budget_is_refused_with_both_budgets(monkeypatch: pytest.MonkeyPat
     with pytest.raises(Refused, match="budget 32 there, 16 wanted") as caught:
         prepare.refuse_if_another_is_deployed(survey(deployment), Wanted(budget=16))
     assert caught.value.next_step.startswith("ddtree-ops rollback")
+
+
+def test_service_wanted_where_none_is_deployed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no drafter in the inventory this ended in "DDTREE needs a drafter" instead of what is deployed."""
+    monkeypatch.setattr(prepare, "is_current", lambda *_: True)
+    found = survey(msgspec.structs.replace(SURVEYED, unit=""))
+    found = with_service(found, drafter="")
+    assert not prepare.is_deployed(found, Wanted(budget=16))
+    with pytest.raises(Refused, match="deployed without a service"):
+        prepare.refuse_if_another_is_deployed(found, Wanted(budget=16))
+
+
+def with_service(found: Survey, **service: Any) -> Survey:
+    host = msgspec.structs.replace(found.host, service=msgspec.structs.replace(found.host.service, **service))
+    return dataclasses.replace(found, host=host)
 
 
 def test_locked_host_is_exit_5_whatever_is_deployed() -> None:

@@ -6,12 +6,14 @@ import json
 from typing import Any
 
 import click
+import msgspec
 import pytest
 
 from ddtree_ops import cli
-from ddtree_ops.errors import HostUnreachable, Interrupted, UsageError
+from ddtree_ops.errors import HostUnreachable, Interrupted, Refused, UsageError
 from ddtree_ops.inventory import Host
 from ddtree_ops.workflow import session
+from tests.source import builders
 from tests.test_cli import _options
 
 HOSTS = tuple(Host(name=name) for name in ("h1", "h2", "h3"))
@@ -89,3 +91,18 @@ def test_a_file_for_one_host_is_not_for_several() -> None:
     """`plan -o FILE` of several hosts wrote each plan over the one before."""
     with pytest.raises(UsageError, match="h1, h2, h3"):
         session.only(HOSTS, "plan -o")
+
+
+def test_damaged_record_of_the_host_is_no_bug() -> None:
+    """A deployment.json that another version wrote, or a hand, ended in "this is a bug" for every command."""
+
+    class DamagedLink:
+        """Answers facts with a record that is not one."""
+
+        def call(self, verb: str, params: object, **_: object) -> dict[str, Any]:
+            facts = msgspec.to_builtins(builders.host())
+            return {**facts, "deployment": {"run_id": 3}}
+
+    with pytest.raises(Refused, match="not understood") as caught:
+        session.facts_of(DamagedLink(), HOSTS[0])  # type: ignore[arg-type]
+    assert "/var/lib/ddtree-ops" in caught.value.where
