@@ -12,14 +12,15 @@ from .wanted import Wanted
 
 def preconditions(host: Host, facts: Facts, verdict: Verdict, wanted: Wanted) -> tuple[Check, ...]:
     """The checks that need nothing but facts, verdict and wishes."""
-    found = [*_state(facts), *_environment(facts, verdict)]
+    found = [*state(facts), *_environment(facts, verdict)]
     if wanted.service:
         found += [*_spec(verdict), *_init(host, facts), *_settings(host), *_takeover(facts, wanted)]
         found += _port(host, facts, wanted)
     return (*found, *_same_environment(host, facts, verdict, wanted))
 
 
-def _state(facts: Facts) -> Iterator[Check]:
+def state(facts: Facts) -> Iterator[Check]:
+    """What other runs, and this one's before, left in the state folder."""
     if facts.lock is not None and facts.lock.alive:
         yield Check(
             name="lock",

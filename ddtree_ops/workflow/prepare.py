@@ -13,6 +13,7 @@ from ..model import Deployment, Plan, Refusal
 from ..patching.payload import load_payload
 from ..patching.plan import plan_patch
 from ..patching.text import sha256
+from ..planning import checks
 from ..planning.build import is_current, make_build
 from ..planning.digest import facts_digest
 from ..planning.layout import state_root
@@ -86,9 +87,9 @@ def refuse_if_another_is_deployed(survey: Survey, wanted: Wanted) -> None:
     deployment = survey.facts.deployment
     if deployment is None:
         return
-    lock = survey.facts.lock
-    if lock is not None and lock.alive:
-        raise HostLocked(f"another run works on this host: {lock.message}", where=survey.host.name, why=lock.who)
+    pending = [check for check in checks.state(survey.facts) if check.name in _NOT_NOW]
+    if pending:
+        raise _NOT_NOW[pending[0].name](pending[0].text, where=survey.host.name, next_step=pending[0].next_step)
     raise Refused(
         f"{_what_is_deployed(survey, deployment, wanted)} (run {deployment.run_id})",
         where=survey.host.name,
@@ -167,7 +168,8 @@ def refuse_if_blocked(plan: Plan) -> None:
     """Raise the checks and needs that forbid the deploy, the first as the message, all in the details.
 
     Raises:
-        HostLocked: another run works there (exit 5). Refused: anything else (exit 4).
+        HostLocked: another run works there. PlanStale: a run was interrupted there (both exit 5, as when the
+        transaction finds it). Refused: anything else (exit 4).
     """
     failing = [*plan.blocked]
     short = [need for need in plan.needs if not need.enough]
@@ -176,14 +178,13 @@ def refuse_if_blocked(plan: Plan) -> None:
     lines = [f"{check.name}: {check.text}" for check in failing]
     lines += [f"{need.what}: {need.needed:,.0f} of {need.available:,.0f} {need.unit} {need.note}" for need in short]
     next_step = next((check.next_step for check in failing if check.next_step), "free what is missing, then run again")
-    locked = bool(failing) and failing[0].name == "lock"
-    kind = HostLocked if locked else Refused
-    raise kind(
+    name = failing[0].name if failing else "need"
+    raise _NOT_NOW.get(name, Refused)(
         lines[0],
         where=plan.host,
         why="; ".join(lines[1:]),
         next_step=next_step,
-        code="locked" if locked else failing[0].name.replace(" ", "_") if failing else "need",
+        code=_CODES.get(name) or name.replace(" ", "_"),
         details={"checks": lines},
     )
 
@@ -217,6 +218,8 @@ def hold_to(saved: Path, plan: Plan) -> None:
     )
 
 
+_NOT_NOW: dict[str, type[PlanStale]] = {"lock": HostLocked, "interrupted run": PlanStale}
+_CODES = {"lock": "locked", "interrupted run": "interrupted"}
 _HELD = ("host", "address", "facts_digest", "build_id", "steps", "settings", "units", "commands", "stops")
 
 

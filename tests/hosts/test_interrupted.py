@@ -84,7 +84,7 @@ def test_killed_helper_leaves_a_journal_that_recover_undoes(host: TestHost, op: 
     for words in (DEPLOY, ("plan", "--no-service")):
         with host.unchanged():
             found = ddtree_ops(*words, cwd=tmp_path)
-        assert found.code == 4, found.out + found.err
+        assert found.code == 5, found.out + found.err
         assert "recover" in found.text
         assert op in found.text
     back = ddtree_ops("recover", "--yes", cwd=tmp_path)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from ddtree_ops.errors import ConfigError, HostLocked, PlanStale, Refused, UsageError
-from ddtree_ops.model import Deployment, Lock, Plan, Verdict
+from ddtree_ops.model import Deployment, InterruptedRun, Lock, Plan, Verdict
 from ddtree_ops.planning.wanted import Wanted
 from ddtree_ops.resources import data_dir
 from ddtree_ops.workflow import playbook, prepare
@@ -128,6 +128,16 @@ def test_locked_host_is_exit_5_whatever_is_deployed() -> None:
     with pytest.raises(HostLocked) as caught:  # it was exit 4 when the look found it, 5 when the transaction did
         prepare.refuse_if_blocked(prepared.plan)
     assert caught.value.exit_code == 5
+
+
+def test_interrupted_run_is_exit_5_whoever_finds_it() -> None:
+    """The look said 4, the transaction and the ways back said 5."""
+    run = InterruptedRun(run_id="r1", started=0.0, last_step="editable")
+    with pytest.raises(PlanStale) as caught:
+        prepare.refuse_if_blocked(test_plan.plan(facts=test_plan.good_host(interrupted=run)).plan)
+    assert (caught.value.reason, caught.value.next_step) == ("interrupted", "ddtree-ops recover")
+    with pytest.raises(PlanStale, match="r1 has no end"):
+        prepare.refuse_if_another_is_deployed(survey(interrupted=run), Wanted(budget=16))
 
 
 # -- a saved plan --
