@@ -69,8 +69,13 @@ def test_a_running_server_is_not_touched_unasked(host: TestHost, tmp_path: Path)
     before = without_bytecode(host)  # the server itself goes on writing its caches
     said = run(tmp_path, "deploy", "--yes")
     assert said.code == 4, said.err
-    assert without_bytecode(host) == before
     assert f"--takeover {OLD_UNIT}" in said.text
+    beneath = run(
+        tmp_path, "deploy", "--yes", "--no-service"
+    )  # it imports more as it goes on: not under a server either
+    assert beneath.code == 4, beneath.err
+    assert f"stop {OLD_UNIT} first" in beneath.text
+    assert without_bytecode(host) == before
     assert active(host, OLD_UNIT) == ("active", "enabled")
 
 
@@ -156,6 +161,11 @@ def test_second_deploy_changes_nothing(host: TestHost, tmp_path: Path, monkeypat
     said = run(tmp_path, "deploy", "--yes", "--takeover", OLD_UNIT)
     assert said.code == 0, said.err
     assert "nothing to do" in said.text
+    other = run(tmp_path, "deploy", "--yes", "--takeover", OLD_UNIT, "--budget", "11")
+    assert other.code == 4, other.err
+    assert "budget" in other.text
+    assert "11 wanted" in other.text
+    assert "ddtree-ops rollback" in other.text
 
 
 def test_day_to_day_commands(host: TestHost, tmp_path: Path) -> None:
