@@ -52,7 +52,7 @@ def make_plan(host: Host, facts: Facts, verdict: Verdict, live: Copy, build: Bui
         ids = (build.release_id, build.build_id)
         spec = service_spec(host, facts, verdict.environment, layout.state_root, wanted.budget, ids)
         unit = service_unit(spec)
-    window = estimates.downtime(facts, baseline=wanted.baseline) if wanted.service else (3.0, 15.0)
+    window = estimates.downtime(facts, baseline=wanted.baseline) if wanted.service else (0.0, 0.0)
     plan = Plan(
         tool_version=__version__,
         host=host.name,

@@ -88,7 +88,7 @@ class Output:
 
     def say(self, text: str, style: str = "") -> None:
         """A line for people that ``-q`` does not drop either."""
-        self.err.print(text, style=style or None)
+        self.err.print(text, style=style or None, soft_wrap=True)
 
     def detail(self, level: int, text: str) -> None:
         """A line that ``-v`` (1), ``-vv`` (2) or ``-vvv`` (3) asks for."""

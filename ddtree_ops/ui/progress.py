@@ -62,6 +62,7 @@ class Steps:
         self._close(name, start, ok=True)
 
     def _open(self) -> None:
+        self._last = time.monotonic()
         if self._progress:
             self._task = self._progress.add_task(self._title, total=None, note="")
 
@@ -88,9 +89,12 @@ class Steps:
     def _show_event(self, text: str, done: Any, total: Any) -> None:
         if self._progress and self._task is not None:
             self._progress.update(self._task, note=text[:70], completed=done or 0, total=total or None)
-        elif self.output.verbosity >= 1 or time.monotonic() - self._last > 10:
+            return
+        chatty = self.output.verbosity >= 1
+        rest = 10.0 if not chatty else 1.0 if total else 0.0  # seconds between two lines where nothing moves
+        if time.monotonic() - self._last >= rest:
             self._last = time.monotonic()
-            share = f" {done}/{total}" if total else ""
+            share = f" ({100 * (done or 0) / total:.0f} %)" if total else ""
             self.output.note(f"  … {text}{share}", style="dim")
 
     def _try(self, show: Callable[[], None]) -> None:

@@ -175,7 +175,8 @@ def _deploy(
         return {"host": host.name, "outcome": "unchanged", "build_id": found.plan.build_id}
     prepare.refuse_if_blocked(found.plan)
     secrets = {n: s.read() for n, s in host.service.secrets.items() if not s.source.startswith(HOST_FILE)}
-    if not output.json and plan_file is None:  # a saved plan was seen when it was made
+    seen = plan_file is not None or (yes and output.verbosity < 0)  # when it was saved; or nobody wants to see it
+    if not output.json and not seen:
         plan_ui.show(output.err, found.plan, diff=options.diff)
     consent(context, yes, f"Change {host.name} as planned?")
     started = time.monotonic()

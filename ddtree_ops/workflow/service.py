@@ -50,7 +50,7 @@ def status(context: Context) -> int:
     def one(host: Host) -> Outcome:
         with linked(context, host) as link:
             survey = look(link, host, inventory.beside)
-            found: dict[str, Any] = {"host": host.name, "deployment": survey.facts.deployment}
+            found: dict[str, Any] = {"host": host.name, "deployment": _brief(survey.facts.deployment)}
             if survey.facts.deployment is not None and survey.facts.deployment.unit:
                 service = spec_of(survey.facts.deployment).ref()
                 found["service"] = link.call("service_status", {"service": service}, timeout=60.0)
@@ -63,6 +63,14 @@ def status(context: Context) -> int:
         return ui.status_code(part), part
 
     return each(context, "status", hosts, one)
+
+
+def _brief(deployment: Deployment | None) -> Deployment | None:
+    """A deployment less the bulk: the answers of its baseline."""
+    if deployment is None:
+        return None
+    baseline = {key: value for key, value in deployment.baseline.items() if key != "answers"}
+    return msgspec.structs.replace(deployment, baseline=baseline)
 
 
 def verify(context: Context) -> int:

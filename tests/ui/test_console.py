@@ -59,6 +59,18 @@ def test_progress_of_a_host_with_brackets_is_not_markup(monkeypatch: pytest.Monk
     assert "[/]/x" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
+def test_lines_of_progress_are_few_and_not_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    """`-v` printed a line for each of hundreds of counts, broke paths over lines, and a quick step said "0/14"."""
+    for verbosity, shown in ((0, 0), (1, 1)):
+        with Steps(Output(verbosity=verbosity), "h1") as steps, steps.step("derive", "Derive"):
+            for done in range(100):
+                steps.event({"kind": "progress", "text": "copy sglang", "done": done, "total": 100})
+            steps.event({"kind": "progress", "text": f"create {LONG}/{LONG}", "done": 0, "total": 0})
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == shown + 1, lines
+        assert shown == 0 or lines[0].endswith(f"{LONG}/{LONG}")
+
+
 def test_document_with_paths_that_are_not_utf8(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     """A lone surrogate anywhere in the facts made --json a crash."""
     Output(json=True).document("status", {"hosts": [{"tree": ODD, ODD: 1}]})
