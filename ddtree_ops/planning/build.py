@@ -31,11 +31,6 @@ class Build:
         """The payload and its ``_build.json``."""
         return {**self.payload.placed(), f"{self.payload.target}/{payloads.BUILD_FILE}": self.build_json}
 
-    @property
-    def patched_files(self) -> dict[str, bytes]:
-        """SGLang's own files as patched."""
-        return {change.path: change.after_bytes for change in self.patch.changes}
-
 
 def patch_hash(series: Series | None, patch: PatchPlan) -> str:
     """The series' hash when every file is its recorded result, else the hash of what the patch made here."""

@@ -6,11 +6,10 @@ from ..model import Value
 
 
 class Wanted(Value, frozen=True, kw_only=True):
-    """Wishes of one deploy. ``steps``: the names in the playbook, in order, after what does not apply was dropped."""
+    """Wishes of one deploy."""
 
     budget: int
     takeover: str = ""
     service: bool = True  # False: --no-service
     baseline: bool = False
-    steps: tuple[str, ...] = ()
-    ready_timeout: float = 1800.0
+    ready_timeout: float = 1800.0  # seconds

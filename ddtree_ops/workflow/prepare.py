@@ -158,7 +158,6 @@ def wanted_for(
         takeover=takeover,
         service=service,
         baseline=baseline,
-        steps=tuple(step.kind.name for step in steps.steps),
         ready_timeout=host.service.readiness_timeout,
     )
     return wanted, steps

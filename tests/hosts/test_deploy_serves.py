@@ -132,7 +132,7 @@ def test_takeover_serves_ddtree_and_proves_it(host: TestHost, tmp_path: Path, mo
     """The deploy itself, with an API key; identity of every answer against the old server's, or a near tie."""
     monkeypatch.setenv("DDTREE_TEST_KEY", CANARY)
     inventory(host, tmp_path, secrets={"SGLANG_DDTREE_API_KEY": "env:DDTREE_TEST_KEY"})
-    said = run(tmp_path, "deploy", "--yes", "--takeover", OLD_UNIT, "--json")
+    said = run(tmp_path, "deploy", "--yes", "--takeover", OLD_UNIT, "--json", "-vvv")
     assert said.code == 0, said.out[-3000:] + said.err[-3000:]
     report = said.json["hosts"][0]
     smoke = report["seen"]["smoke"]
