@@ -132,3 +132,24 @@ def test_names_that_are_markup_or_not_utf8(host: TestHost, tmp_path: Path) -> No
     said = deploy(tmp_path, "--plan", "plan.json", "--json")
     assert said.code == 0, said.err
     assert said.json["hosts"][0]["outcome"] == "deployed"
+
+
+def test_ordinary_account(host: TestHost, tmp_path: Path) -> None:
+    """It may write neither the environment of root nor state in root's home: refused before any change. With sudo
+    (`become: true`) the same account deploys and rolls back."""
+    host.run(
+        "install -d -o ops -m 700 /home/ops/.ssh; chmod 755 /root; "
+        "install -o ops -m 600 /root/.ssh/authorized_keys /home/ops/.ssh/"
+    )
+    settings = {"environment": layers.ENVIRONMENT, "user": "ops", "init": "process", "state_root": "/root/state"}
+    host.inventory(tmp_path / "inventory.yaml", **settings)
+    with host.unchanged():
+        said = deploy(tmp_path)
+    assert said.code == 4, said.out + said.err
+    assert "/root/state cannot be written" in said.text
+    assert f"{layers.ENVIRONMENT} cannot be written by ops" in said.text
+    assert "become: true" in said.text
+    host.inventory(tmp_path / "inventory.yaml", **settings, become=True)
+    assert deploy(tmp_path).code == 0
+    assert host.run("stat -c %U /root/state/deployment.json").strip() == "root"
+    assert ddtree_ops("rollback", "--yes", cwd=tmp_path).code == 0
