@@ -299,9 +299,10 @@ sweep_cg() { # PATTERN: the empty cgroup folders of these hosts
 }
 
 # a test run that was killed must not leave hosts behind: its death takes them down
+born() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20; }   # start time in clock ticks: tells a reused pid
 _watch() {
-  local t; t=$(stat -c %Y "/proc/$1" 2>/dev/null) || t=none
-  while [ "$(stat -c %Y "/proc/$1" 2>/dev/null)" = "$t" ] && [ "$(rd "$S/ctl.pid")" = "$2" ]; do sleep 1; done
+  local t; t=$(born "$1")
+  while [ -n "$t" ] && [ "$(born "$1")" = "$t" ] && [ "$(rd "$S/ctl.pid")" = "$2" ]; do sleep 1; done
   [ "$(rd "$S/ctl.pid")" != "$2" ] || bash "$SELF" down
 }
 
