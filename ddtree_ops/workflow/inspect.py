@@ -73,7 +73,10 @@ def show_config(context: Context, origin: bool) -> int:
 
     for name, found in rows.items():
         context.output.out.print(Text(name, style="bold cyan"))
-        table = Table("setting", "value", *(["origin"] if origin else []), box=None)
+        table = Table(box=None)
+        table.add_column("setting", no_wrap=True)
+        for heading in ("value", *(["origin"] if origin else [])):
+            table.add_column(heading, overflow="fold")
         for key, value, where in found:
             text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
             table.add_row(key, text, *([where] if origin else []))

@@ -14,6 +14,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from ddtree_ops.bench import report as bench_report
+from ddtree_ops.bench import smoke
 from ddtree_ops.errors import Refused
 from ddtree_ops.model import Check, Need, Plan, Verdict
 from ddtree_ops.source import releases, verdict
@@ -138,7 +140,16 @@ def _status() -> dict[str, Any]:
     return {"host": "h", "verdict": LONG, "deployment": deployment, "service": service}
 
 
-@pytest.mark.parametrize("screen", ["locate", "plan", "status", "report"])
+def _bench() -> dict[str, Any]:
+    good = {"completion_tokens": 48, "seconds": 1.2, "ttft": 0.123, "verify_ct": 15, "accepted_drafts": 33}
+    rows = [
+        {"id": "code/1", "kind": "code", "ok": True, "cached_tokens": 0, "prompt_tokens": 20, **good},
+        {"id": "chat/1", "kind": "chat", "ok": False, "error": LONG, "completion_tokens": 0},
+    ]
+    return smoke.evaluate({"requests": rows, "seconds": 2.0, "concurrency": 1, "max_tokens": 48, "budget": 8})
+
+
+@pytest.mark.parametrize("screen", ["locate", "plan", "status", "report", "bench"])
 def test_screens_fit_sixty_columns_and_lose_nothing(screen: str) -> None:
     """Long paths are folded, not cut: every character of them is still there."""
     console = Console(file=io.StringIO(), width=60, markup=False)
@@ -149,13 +160,15 @@ def test_screens_fit_sixty_columns_and_lose_nothing(screen: str) -> None:
         plan.show(console, _plan(), diff=False)
     elif screen == "status":
         status.show_status(console, _status())
+    elif screen == "bench":
+        console.print(bench_report.render(_bench()))
     else:
         found = {"host": "h", "outcome": "deployed", "build_id": "b" * 64, "tree": LONG, "unit": "", "seen": {}}
         report.show(console, {**found, "root_before": "0" * 64, "steps": {"derive": 1.0}, "failure": None})
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, text.splitlines())) <= 60
     assert "…" not in text
-    if screen in ("plan", "report", "status"):
+    if screen != "locate":
         assert LONG in "".join(text.split())
 
 
