@@ -117,7 +117,7 @@ def test_lab_ends_with_the_process_that_made_it() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 9, done.stderr
     end = subprocess.run(
-        ["sh", "-c", f"for i in $(seq 100); do [ -e {done.stdout.strip()} ] || exit 0; sleep 0.1; done; exit 1"]
+        ["sh", "-c", f"for i in $(seq 300); do [ -e {done.stdout.strip()} ] || exit 0; sleep 0.1; done; exit 1"]
     )
     assert end.returncode == 0
 
