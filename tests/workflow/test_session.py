@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -12,7 +14,8 @@ import pytest
 from ddtree_ops import cli
 from ddtree_ops.errors import HostUnreachable, Interrupted, Refused, UsageError
 from ddtree_ops.inventory import Host
-from ddtree_ops.workflow import session
+from ddtree_ops.service.settings import ServiceSpec
+from ddtree_ops.workflow import service, session
 from tests.source import builders
 from tests.test_cli import _options
 
@@ -106,3 +109,30 @@ def test_damaged_record_of_the_host_is_no_bug() -> None:
     with pytest.raises(Refused, match="not understood") as caught:
         session.facts_of(DamagedLink(), HOSTS[0])  # type: ignore[arg-type]
     assert "/var/lib/ddtree-ops" in caught.value.where
+
+
+def test_log_without_end_is_no_document() -> None:
+    """`logs --json` printed plain lines to stdout; followed for ever it cannot be one document."""
+    with pytest.raises(UsageError, match="one document"):
+        service.logs(cli.Context(_options(json=True)), True, 10)
+
+
+def test_log_as_one_document(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    class LogLink:
+        """Answers ``logs`` with two lines as events."""
+
+        def call(self, verb: str, params: object, *, on_event: session.Callable[[object], None], **_: object) -> object:
+            on_event({"kind": "log", "lines": ["one [/]", "caf\udce9"]})
+            return {"lines": 2}
+
+    @contextlib.contextmanager
+    def linked(*_: object) -> Iterator[LogLink]:
+        yield LogLink()
+
+    monkeypatch.setattr(service, "linked", linked)
+    monkeypatch.setattr(service, "hosts_of", lambda _: (None, HOSTS[:1]))
+    monkeypatch.setattr(service, "facts_of", lambda *_: None)
+    monkeypatch.setattr(service, "deployed", lambda *_: None)
+    monkeypatch.setattr(service, "spec_of", lambda _: ServiceSpec(interpreter="/p", target="/t"))
+    assert service.logs(cli.Context(_options(json=True)), False, 10) == 0
+    assert documents(capsysbinary)["hosts"] == [{"host": "h1", "lines": ["one [/]", "caf\\xe9"]}]
