@@ -78,6 +78,11 @@ class DeviceCounters:
         bins = torch.where(on_path, ranks.clamp(0, RANK_BINS - 1), RANK_BINS)
         self._counts[base + self.path_width :] += _histogram(bins.flatten(), RANK_BINS + 1)[:RANK_BINS]
 
+    def add_gated(self, tree: TreeBatch, outcome: Any, live: torch.Tensor, count_into: Any) -> None:
+        """Account for the requests of a step that ``live`` names, by the kernel ``count_into`` (so it is captured)."""
+        path, accept_len = outcome.accepted.path, outcome.accepted.accept_len
+        count_into(self._counts, tree, path, accept_len, outcome.moved, len(_SCALARS), RANK_BINS, live)
+
     def read(self) -> dict[str, Any]:
         """Return the counters as plain numbers; called from the beacon's thread, waits only there."""
         values = self._fetch()

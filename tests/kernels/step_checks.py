@@ -18,13 +18,14 @@ from typing import Any
 
 import torch
 
-KERNELS = Path(__file__).resolve().parents[2] / "kernels"
-sys.path.insert(0, str(KERNELS))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "kernels"))
 
 from ddtree import metrics, settings
 from ddtree.build.accept import accept_paths
 from ddtree.build.step import StepBuffers
 from ddtree.build.torch_builder import build_trees
+
+KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 
 
 def adapter(name: str) -> Any:
@@ -56,10 +57,14 @@ def check_step_inputs_equal_the_twin(device: str) -> None:
         root = torch.randint(0, 50000, (bs,), generator=generator)
         twin = StepBuffers(bs + 1, width, block, "cpu").prepare(root, lens, rows, table, 4)
         found = {name: torch.full_like(array, -7, device=device) for name, array in vars(twin).items()}
-        moved = (tensor.to(device) for tensor in (root, lens, rows, table))
-        prepare_into(*moved, mask_token=4, **found)
+        found["live"] = torch.full((bs + 2,), -7, device=device)  # two requests of padding in the graph's batch
+        moved = [tensor.to(device) for tensor in (root, lens, rows, table)]
+        prepare_into(*moved, mask_token=4, is_live=True, **found)
+        assert found["live"].tolist() == [1] * bs + [0, 0]
         for name, array in vars(twin).items():
-            assert torch.equal(found[name].cpu(), array), (bs, width, block, name)
+            assert name == "live" or torch.equal(found[name].cpu(), array), (bs, width, block, name)
+        prepare_into(*moved, mask_token=4, is_live=False, **found)
+        assert found["live"].tolist() == [0] * (bs + 2)
 
 
 def check_counters_equal_the_twin(device: str) -> None:
@@ -85,6 +90,14 @@ def check_counters_equal_the_twin(device: str) -> None:
         for _ in range(2):
             count_into(found, on_device, path, length, slots, 6, metrics.RANK_BINS)
         assert torch.equal(found.cpu(), counters._counts), (bs, depth, budget)
+        live = torch.zeros(bs, dtype=torch.int64, device=device)
+        count_into(found, on_device, path, length, slots, 6, metrics.RANK_BINS, live)
+        assert torch.equal(found.cpu(), counters._counts), "a request that is not live was counted"
+        live[0] = 1
+        count_into(found, on_device, path, length, slots, 6, metrics.RANK_BINS, live)
+        first = type(accepted)(**{name: array[:1] for name, array in vars(accepted).items()})
+        counters.add(type(tree)(**{name: array[:1] for name, array in vars(tree).items()}), first, moved[:1])
+        assert torch.equal(found.cpu(), counters._counts), "the live request alone"
 
 
 def check_chains_are_the_best_candidates(device: str) -> None:
@@ -141,7 +154,8 @@ def check_sampled_tokens_have_the_targets_law(device: str) -> None:
         follow = sampling.target_tokens(second.to(device)[tokens[:, 0]], info, 1)[:, 0]
         tokens[:, 1] = torch.where(short, follow, tokens[:, 1])
         law = _law(first, second, temperature, top_k, top_p, min_p)
-        assert bool(short.any()) and bool((~short).any())
+        assert bool(short.any())
+        assert bool((~short).any())
         assert _chi_square(tokens.cpu(), law) < 60, "24 degrees of freedom: above 60 once in 10,000 runs"
         wrong = _law(first, second, temperature * 1.4, top_k, top_p, min_p)
         assert _chi_square(tokens.cpu(), wrong) > 120, "the test cannot see a wrong law"

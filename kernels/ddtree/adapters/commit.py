@@ -43,20 +43,35 @@ class Committer:
             self._table = triton_commit.make_kv_table(kv_buffers(pool))
             # Two sets in turn: without overlap scheduling the batch holds on to the lengths of the last step.
             self._slots = [triton_commit.make_accept_buffers(max_bs, path_width, device) for _ in range(2)]
+            self._captured = triton_commit.make_accept_buffers(max_bs, path_width, device)
 
     def accept(self, tree: TreeBatch, target: torch.Tensor, seq_lens: torch.Tensor) -> Outcome:
         """Accept along ``target`` (``[bs, N]`` int64, contiguous: the target's token after each node)."""
-        bs = int(seq_lens.shape[0])
         if self._is_cuda:
             self._slots.reverse()
-            out = self._slots[0]
-            accepted = self._kernels.accept_into(tree, target, seq_lens, out)
-            return Outcome(accepted, out.commit_lens[:bs], out.new_seq_lens[:bs], out.moved[:bs])
+            return self._accept_into(self._slots[0], tree, target, seq_lens)
         accepted = accept_paths(tree, target, self._path_width)
         commit_lens = (accepted.accept_len + 1).to(torch.int32)
         steps = torch.arange(self._path_width, device=target.device)
         moved = ((accepted.path != steps) & (steps <= accepted.accept_len[:, None])).sum(dim=1)
         return Outcome(accepted, commit_lens, seq_lens + commit_lens.to(seq_lens.dtype), moved)
+
+    def accept_captured(self, tree: TreeBatch, target: torch.Tensor, seq_lens: torch.Tensor) -> Outcome:
+        """Accept into buffers of their own, which captured graphs keep writing."""
+        return self._accept_into(self._captured, tree, target, seq_lens)
+
+    def _accept_into(self, out: Any, tree: TreeBatch, target: torch.Tensor, seq_lens: torch.Tensor) -> Outcome:
+        bs = int(seq_lens.shape[0])
+        accepted = self._kernels.accept_into(tree, target, seq_lens, out)
+        return Outcome(accepted, out.commit_lens[:bs], out.new_seq_lens[:bs], out.moved[:bs])
+
+    def compact_kv_by(self, window: torch.Tensor, path: torch.Tensor, accept_len: torch.Tensor) -> None:
+        """Move KV on a GPU as far as ``accept_len`` (``[bs]``) says: nothing where it is 0."""
+        self._kernels.compact_kv_into(self._table, window, path, accept_len)
+
+    def gather_into(self, rows: torch.Tensor, path: torch.Tensor, width: int, out: torch.Tensor) -> None:
+        """Gather per-node rows along the path into ``out`` (``[bs * P, H]``), on a GPU."""
+        self._kernels.compact_rows_into(rows, path, width, out)
 
     def compact_kv(self, window: torch.Tensor, outcome: Outcome) -> bool:
         """Move the accepted nodes' KV of all layers to the first slots of the window (``[bs, N]``).
@@ -65,7 +80,7 @@ class Committer:
         """
         path, accept_len = outcome.accepted.path, outcome.accepted.accept_len
         if self._is_cuda:
-            self._kernels.compact_kv_into(self._table, window, path, accept_len)
+            self.compact_kv_by(window, path, accept_len)
             return False
         return _move_one_by_one(self._pool, window, path, accept_len)
 
@@ -74,7 +89,7 @@ class Committer:
         bs, path_width = path.shape
         if self._is_cuda:
             out = torch.empty((bs * path_width, rows.shape[1]), dtype=rows.dtype, device=rows.device)
-            self._kernels.compact_rows_into(rows, path, width, out)
+            self.gather_into(rows, path, width, out)
             return out
         offset = torch.arange(bs, device=path.device)[:, None] * width
         return rows.index_select(0, (offset + path).reshape(bs * path_width))

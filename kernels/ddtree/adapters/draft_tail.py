@@ -52,6 +52,10 @@ class DraftTail:
         self._shape: tuple[int, bool] = (settings.budget, False)
         self._captured: dict[int, tuple[Found, TreeBatch]] = {}
 
+    def static_trees(self, bs: int) -> TreeBatch:
+        """Return the views that every build on this GPU fills for its first ``bs`` requests."""
+        return self.builder.trees(bs)
+
     def set_shape(self, budget: int | None, chain: bool) -> None:
         """Choose the trees to come: at most ``budget`` nodes, or the chain of best candidates.
 

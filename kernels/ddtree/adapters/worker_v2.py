@@ -39,6 +39,8 @@ from .verify_input import full_mask, full_mask_size, graph_mask, make_verify_inp
 
 logger = logging.getLogger(__name__)
 
+ENV_GRAPH_COMMIT = "DDTREE_GRAPH_COMMIT"
+"""``0``: greedy batches are committed after the target's graph, not inside it."""
 ENV_SYNC_DEBUG = "DDTREE_SYNC_DEBUG"
 """``warn`` or ``error``: torch's synchronisation detector around every decode step but the first ones."""
 _SYNC_DEBUG_AFTER = 16  # kernels are compiled and caches filled in the first steps
@@ -56,9 +58,11 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         self._path_width = self.ddtree.block_size
         self._counters = metrics.start_device(self._path_width, torch.device(self.device))
         self._tracer = tracer_from_environment(self._trace_header(server_args))
+        self._no_overlap = bool(getattr(compat.view(server_args), "disable_overlap_schedule", False))
         self._sync_debug = os.environ.get(ENV_SYNC_DEBUG, "")
         self._mask: torch.Tensor | None = None  # what the target's captured graphs read
         self._graph_bs = 0  # largest captured batch of the target
+        self._verify_tail: Any = None  # what its graphs do after the forward
         beacon.settings.update(algorithm="DDTREE", **self.ddtree.as_dict())
         logger.info("DDTREE worker ready: %s (the block size is the drafter's, the width is the tree's).", self.ddtree)
 
@@ -106,22 +110,31 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         """No in-graph draft sampler: it returns one token per position, the tree needs the hidden states."""
         return
 
-    def init_cuda_graphs(self) -> None:
-        """Allocate the step's buffers, let the drafter's graphs build trees, and check the target's graphs.
-
-        SGLang calls this after the target's own capture and for every configuration, graphs or not.
-        """
+    def init_attention_backends(self) -> None:
+        """Allocate the step's buffers: the memory pools exist now, and nothing is captured yet."""
+        super().init_attention_backends()
         runner = self.target_worker.model_runner
         limits.refuse_memory(compat.virtual_slots(runner.token_to_kv_pool_allocator))
-        max_bs = int(runner.req_to_token_pool.size)
-        graphs = compat.decode_graphs(runner)
-        if graphs is not None:
-            self._mask, self._graph_bs = graph_mask(runner.attn_backend), int(graphs.max_bs)
-            max_bs = max(max_bs, self._graph_bs)
+        max_bs = int(runner.req_to_token_pool.size)  # captured batches are not larger
         self._buffers = StepBuffers(max_bs, self.ddtree.width, self.block_size, self.device)
         self._committer = Committer(runner.token_to_kv_pool, max_bs, self._path_width, self.device)
         processor = getattr(runner.model, "logits_processor", None)
         self.tail = DraftTail(self.ddtree, self._head, self.head_rows, processor, max_bs, self.device)
+        hooks = getattr(runner, "capture_tail_hooks", None)
+        on_gpu = torch.device(self.device).type == "cuda"
+        if on_gpu and hooks is not None and os.environ.get(ENV_GRAPH_COMMIT, "1") != "0":
+            from .verify_tail import VerifyTail
+
+            self._verify_tail = VerifyTail(self.tail, self._buffers, self._committer, self._counters, max_bs)
+            hooks.append(self._verify_tail.hook)
+
+    def init_cuda_graphs(self) -> None:
+        """Let the drafter's graphs build trees, and check the target's, which SGLang has captured before this."""
+        runner = self.target_worker.model_runner
+        graphs = compat.decode_graphs(runner)
+        if graphs is not None:
+            self._mask = graph_mask(runner.attn_backend)
+            self._graph_bs = self._buffers.graph_bs = int(graphs.max_bs)
         if self._mask is not None:
             self.draft_model_runner.capture_tail_hooks.append(self.tail.capture_hook(self._mask))
         super().init_cuda_graphs()
@@ -130,7 +143,10 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
 
             check_verify_graphs(self)
         beacon.settings.update(
-            verify_graphs_to_batch=self._graph_bs, draft_graphs=self.tail.is_captured, self_check=graphs is not None
+            verify_graphs_to_batch=self._graph_bs,
+            draft_graphs=self.tail.is_captured,
+            commit_in_graph=self._verify_tail is not None and graphs is not None,
+            self_check=graphs is not None,
         )
 
     # -- one batch ----------------------------------------------------------------------------------------------
@@ -161,12 +177,21 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
             seq_lens.record_stream(torch.cuda.current_stream(seq_lens.device))
         root = compat.bonus_tokens(draft_input).view(-1)
         table = self.model_runner.req_to_token_pool.req_to_token
-        step = self._buffers.prepare(root, seq_lens, batch.req_pool_indices, table, int(self._mask_token_id))
+        live = self._verify_tail is not None and not self._must_see_logits(batch.sampling_info)
+        step = self._buffers.prepare(root, seq_lens, batch.req_pool_indices, table, int(self._mask_token_id), live)
 
         self.tail.set_shape(beacon.control.budget, beacon.control.mode == "chain")
         found, tree, mask = self._draft(batch, draft_input, root, step)
         target_out = self._verify(batch, draft_input, tree, mask, step)
         logits_output = target_out.logits_output
+        if live and target_out.can_run_cuda_graph:
+            done = self._verify_tail.result(int(seq_lens.shape[0]))
+            if on_publish is not None:
+                on_publish(done.outcome.new_seq_lens)
+            self._append_to_draft(done.rows, step, done.outcome)
+            self._trace(batch, found, tree, done.target, done.outcome)
+            logits_output.hidden_states = None
+            return self._result(target_out, done.outcome, keep=True)
         if batch.sampling_info is not None:
             apply_dflash_verify_logits_adjustments(
                 next_token_logits=logits_output.next_token_logits,
@@ -180,11 +205,20 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
 
         self._commit(logits_output.hidden_states, step, tree, outcome)
         logits_output.hidden_states = None  # large, and nobody needs it on the host
+        self._trace(batch, found, tree, target, outcome)
+        return self._result(target_out, outcome)
+
+    @staticmethod
+    def _must_see_logits(info: Any) -> bool:
+        from .verify_tail import must_see_logits
+
+        return must_see_logits(info)
+
+    def _trace(self, batch: Any, found: Found, tree: TreeBatch, target: torch.Tensor, outcome: Outcome) -> None:
         if self._tracer is not None and not self._tracer.record(
-            batch.reqs, seq_lens, found.ids, found.log_probs, tree, target, outcome.accepted
+            batch.reqs, batch.seq_lens, found.ids, found.log_probs, tree, target, outcome.accepted
         ):
             self._tracer = None
-        return self._result(target_out, outcome)
 
     # -- draft and build ----------------------------------------------------------------------------------------
 
@@ -279,31 +313,45 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         if hidden is None:
             raise RuntimeError("DDTREE: the target returned no hidden states for the drafter.")
         skipped = self._committer.compact_kv(step.window, outcome)
+        rows = self._committer.compact_rows(hidden, outcome.accepted.path, self.ddtree.width)
+        self._append_to_draft(rows, step, outcome)
+        self._counters.add(tree, outcome.accepted, outcome.moved)
+        metrics.host.add("kv_move_skipped", int(skipped))
+
+    def _append_to_draft(self, rows: torch.Tensor, step: Step, outcome: Outcome) -> None:
+        """Write the drafter's KV of the accepted path from the target's hidden states, by DFLASH's own code."""
         self._append_target_hidden_to_draft_kv_by_loc(
-            target_hidden=self._committer.compact_rows(hidden, outcome.accepted.path, self.ddtree.width),
+            target_hidden=rows,
             cache_loc=step.front.view(-1),
             cache_loc_2d=step.front,
             positions=step.positions.view(-1),
             commit_lens=outcome.commit_lens,
         )
-        self._counters.add(tree, outcome.accepted, outcome.moved)
-        metrics.host.add("kv_move_skipped", int(skipped))
         metrics.host.add("verify_steps")
 
-    def _result(self, target_out: Any, outcome: Outcome) -> GenerationBatchResult:
-        """Hand back what DFLASH would: padded token rows of the path's width, commit lengths, the next draft input."""
+    def _result(self, target_out: Any, outcome: Outcome, keep: bool = False) -> GenerationBatchResult:
+        """Hand back what DFLASH would: padded token rows of the path's width, commit lengths, the next draft input.
+
+        ``keep``: the next replay overwrites the outcome. What the host reads is copied on a stream of its own beside
+        the next step, and without overlap scheduling the batch carries lengths and bonus tokens on: both are cloned.
+        """
+        accepted = outcome.accepted
+        out_tokens, commit_lens = accepted.out_tokens, outcome.commit_lens
+        bonus, new_seq_lens = accepted.bonus, outcome.new_seq_lens
+        if keep:
+            out_tokens, commit_lens = out_tokens.clone(), commit_lens.clone()
+            if self._no_overlap:
+                bonus, new_seq_lens = bonus.clone(), new_seq_lens.clone()
         return GenerationBatchResult(
             **compat.accepted(
                 GenerationBatchResult,
                 logits_output=target_out.logits_output,
-                next_token_ids=outcome.accepted.out_tokens.view(-1),
-                accept_lens=outcome.commit_lens,
+                next_token_ids=out_tokens.view(-1),
+                accept_lens=commit_lens,
                 can_run_cuda_graph=target_out.can_run_cuda_graph,
-                next_draft_input=self._make_next_draft_input_decode(
-                    bonus_tokens=outcome.accepted.bonus, new_seq_lens=outcome.new_seq_lens
-                ),
+                next_draft_input=self._make_next_draft_input_decode(bonus_tokens=bonus, new_seq_lens=new_seq_lens),
                 speculative_num_draft_tokens=self._path_width,
-                new_seq_lens=outcome.new_seq_lens,
+                new_seq_lens=new_seq_lens,
                 routed_experts_output=getattr(target_out, "routed_experts_output", None),
                 indexer_topk_output=getattr(target_out, "indexer_topk_output", None),
             )

@@ -31,6 +31,8 @@ class TreeBuilder:
             self.triton = triton_topk, triton_builder, triton_commit
             self._candidates = triton_topk.make_buffers(max_bs * depth, self.ranks, vocab, device)
             self._trees = triton_builder.make_buffers(max_bs, width, depth, self.ranks, device)
+            for array in vars(self._trees).values():
+                array.zero_()  # a graph can be captured before the first build: its indices must be in range
             self._accepted = triton_commit.make_accept_buffers(max_bs, depth + 1, device)
 
     def candidates(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -59,6 +61,11 @@ class TreeBuilder:
         return self.triton[1].build_trees_into(
             root_token, ids, scores, seq_lens, budgets, depth_limits, self._trees, full_mask
         )
+
+    def trees(self, bs: int) -> TreeBatch:
+        """Return the views that ``build`` fills on a GPU for ``bs`` requests."""
+        batch: TreeBatch = self._trees.batch(bs)
+        return batch
 
     def accept(self, tree: TreeBatch, target: torch.Tensor, seq_lens: torch.Tensor) -> Accepted:
         """Return the accepted paths, ``D + 1`` wide."""
