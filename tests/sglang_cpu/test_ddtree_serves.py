@@ -102,7 +102,8 @@ def run(
         before = _scheduler(_beacons(run_dir))["counters"]
         found.chained = server.generate(BATCHES[-1], TOKENS)
         after = _scheduler(_beacons(run_dir))["counters"]
-        found.counters_chain = {name: after[name] - before[name] for name in ("requests", "nodes_built", "branch_paths")}
+        names = ("requests", "nodes_built", "branch_paths")
+        found.counters_chain = {name: after[name] - before[name] for name in names}
         (run_dir / "control.json").unlink()
         time.sleep(2.5)
         found.sampled = [answer for _ in range(2) for answer in server.generate(BATCHES[-1], TOKENS, temperature=0.7)]
