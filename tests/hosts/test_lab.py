@@ -110,9 +110,7 @@ def test_lab_ends_with_the_process_that_made_it() -> None:
     if Lab.missing():
         pytest.skip("no real hosts here")
     name = f"orphan{os.getpid()}"
-    code = (
-        f"import os; from tests.hosts.lab import Lab; l = Lab({name!r}); l.up(); l.add(); print(l.state); os._exit(9)"
-    )
+    code = f"import os; from tests.hosts.lab import Lab; l = Lab({name!r}); l.up(); l.add(); print(l.state, flush=True); os._exit(9)"
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 9, done.stderr
