@@ -110,12 +110,12 @@ def test_lab_ends_with_the_process_that_made_it() -> None:
     if Lab.missing():
         pytest.skip("no real hosts here")
     name = f"orphan{os.getpid()}"
-    code = f"import os; from tests.hosts.lab import Lab; l = Lab({name!r}); l.up(); l.add(); print(l.state, flush=True); os._exit(9)"
+    code = f"import os; from tests.hosts.lab import Lab; lab = Lab({name!r}); lab.up(); lab.add(); os._exit(9)"
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 9, done.stderr
     end = subprocess.run(
-        ["sh", "-c", f"for i in $(seq 300); do [ -e {done.stdout.strip()} ] || exit 0; sleep 0.1; done; exit 1"]
+        ["sh", "-c", f"for i in $(seq 300); do [ -e {Lab(name).state} ] || exit 0; sleep 0.1; done; exit 1"]
     )
     assert end.returncode == 0
 
