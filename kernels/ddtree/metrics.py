@@ -10,6 +10,7 @@ Standard library only at import; torch comes in with the first device counter.
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,13 @@ if TYPE_CHECKING:
     from .build.accept import Accepted
     from .build.torch_builder import TreeBatch
 
+logger = logging.getLogger(__name__)
+
 RANK_BINS = 8
 """Accepted ranks 0 .. RANK_BINS - 2 are counted one by one, the last bin holds all higher ones."""
+
+POOR_AFTER, POOR_DRAFTS = 100, 0.1
+"""From so many request-steps on, fewer accepted drafts a step than this look like the drafter of another target."""
 
 _SCALARS = ("requests", "accepted_drafts", "branch_paths", "non_first_accepted", "moved_slots", "nodes_built")
 
@@ -120,6 +126,7 @@ _lock = threading.Lock()
 _last: dict[str, Any] = {}
 _last_steps = 0
 _settled = True
+_warned = False
 
 
 def start_device(path_width: int, where: torch.device) -> DeviceCounters:
@@ -142,4 +149,20 @@ def snapshot() -> dict[str, Any]:
             _settled = steps == _last_steps
             _last_steps = steps
             _last = device.read()
+            _warn_about_drafter(_last)
         return {**host.values, **_last}
+
+
+def _warn_about_drafter(counters: dict[str, Any]) -> None:
+    """Say once that hardly any draft is accepted: nothing else tells a drafter that was made for another target."""
+    global _warned
+    steps, accepted = counters["requests"], counters["accepted_drafts"]
+    drafting = counters["nodes_built"] >= steps  # not with a budget of 0
+    if not _warned and drafting and steps >= POOR_AFTER and accepted < POOR_DRAFTS * steps:
+        _warned = True
+        logger.warning(
+            "DDTREE: %d drafts accepted in %d steps of requests. Tokens are right, but drafting gains nothing: "
+            "is the drafter (--speculative-draft-model-path) made for this target?",
+            accepted,
+            steps,
+        )

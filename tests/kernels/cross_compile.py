@@ -18,7 +18,7 @@ ARCHITECTURES = (80, 90, 100, 120)
 
 def kernels() -> list[tuple[str, Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
     """Every kernel in the forms that are launched: (name, function, argument types, constants, options)."""
-    from ddtree.build import triton_builder, triton_commit, triton_topk
+    from ddtree.build import triton_builder, triton_commit, triton_step, triton_topk
 
     long, single, flag = "*i64", "*fp32", "*i1"
     select = {"RANKS": 64, "RANKS2": 64, "CHUNK_GROUPS": 128, "GROUP": 64}
@@ -107,6 +107,20 @@ def kernels() -> list[tuple[str, Any, dict[str, str], dict[str, Any], dict[str, 
     gather = {"rows": "*bf16", "paths": long, "out": "*bf16", "hidden": "i32", "row_stride": "i32"}
     sizes = {"N": 65, "P": 16, "BLOCK": 1024}
     found.append(("gather_rows", triton_commit._gather_rows, gather, sizes, {"num_warps": 4}))
+    prepare = {
+        **dict.fromkeys(("roots", "seq_lens", "pool_indices"), long),
+        "table": "*i32",
+        **dict.fromkeys(("table_stride", "table_width", "mask_token", "bs", "is_live"), "i32"),
+        **dict.fromkeys(("live", "window", "front", "block_ids", "positions"), long),
+    }
+    found.append(("prepare", triton_step._prepare, prepare, {"N": 65, "LANES": 128, "B": 16}, {"num_warps": 1}))
+    count = {
+        "counts": long,
+        "valid": flag,
+        **dict.fromkeys(("ranks", "paths", "accept_lens", "moved", "live"), long),
+    }
+    sizes = {"GATED": True, "N": 65, "LANES": 128, "P": 16, "PATH": 16, "SCALARS": 6, "BINS": 8}
+    found.append(("count", triton_step._count, count, sizes, {"num_warps": 1}))
     return found
 
 

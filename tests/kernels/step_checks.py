@@ -192,6 +192,81 @@ def check_chunks_of_a_large_batch_are_all_sampled(device: str) -> None:
     assert not bool(inside[:, [1, 4]].all())
 
 
+def check_logits_that_change_keep_the_graph_from_committing(device: str) -> None:
+    """A captured tail takes the argmax of raw logits: sampling, bias and penalties must never be committed by it."""
+    see = adapter("verify_tail").must_see_logits
+    plain = {"is_all_greedy": True, "logit_bias": None, "penalizer_orchestrator": SimpleNamespace(is_required=False)}
+    assert not see(None)
+    assert not see(SimpleNamespace(**plain))
+    for change in (
+        {"is_all_greedy": False},
+        {"logit_bias": torch.zeros(1)},
+        {"acc_additive_penalties": torch.zeros(1)},
+        {"acc_scaling_penalties": torch.zeros(1)},
+        {"grammar_mask": object()},
+        {"has_custom_logit_processor": True},
+        {"penalizer_orchestrator": SimpleNamespace(is_required=True)},
+    ):
+        assert see(SimpleNamespace(**{**plain, **change})), change
+
+
+def check_captured_tail_touches_only_live_requests(device: str) -> None:
+    """A graph's batch is padded: its padding holds slots of an earlier step, which may be another request's by now."""
+    from ddtree.build import triton_commit
+
+    commit, verify_tail = adapter("commit"), adapter("verify_tail")
+    generator = torch.Generator().manual_seed(10)
+    bs, depth, budget, hidden = 4, 7, 12, 6
+    width = budget + 1
+    tree = _trees(generator, bs, depth, 8, budget)
+    children = tree.retrieve_next_token.clamp(min=0)
+    sibling = tree.retrieve_next_sibling.gather(1, children)
+    children = torch.where(sibling > 0, sibling, children)  # second children: paths that have to move
+    wanted = torch.where(children > 0, tree.draft_token.gather(1, children), 49)
+    logits = torch.nn.functional.one_hot(wanted.view(-1), 50).float().to(device)
+    states = torch.randn((bs * width, hidden), generator=generator).to(device)
+    tree = type(tree)(**{name: array.to(device) for name, array in vars(tree).items()})
+    lens = torch.tensor([5, 6, 7, 8], device=device)
+    layers = [torch.randn((80, 2, 4), generator=generator).to(device) for _ in range(4)]
+    pool = SimpleNamespace(k_buffer=[layer.clone() for layer in layers[:2]], size=79)
+    pool.v_buffer = [layer.clone() for layer in layers[2:]]
+    committer = commit.Committer(pool, bs, depth + 1, device)
+    if device == "cpu":  # the kernels, interpreted
+        committer._is_cuda, committer._kernels = True, triton_commit
+        committer._table = triton_commit.make_kv_table(commit.kv_buffers(pool))
+        committer._captured = triton_commit.make_accept_buffers(bs, depth + 1, device)
+    buffers = StepBuffers(bs, width, depth + 1, device)
+    step = buffers.views(bs)
+    step.window.copy_(torch.randperm(79, generator=generator)[: bs * width].view(bs, width) + 1)
+    draft = SimpleNamespace(settings=SimpleNamespace(width=width), static_trees=lambda _: tree)
+    counters = metrics.DeviceCounters(depth + 1, torch.device(device))
+    tail = verify_tail.VerifyTail(draft, buffers, committer, counters, bs)
+    out = SimpleNamespace(next_token_logits=logits, hidden_states=states)
+    twin = accept_paths(tree, wanted.to(device), depth + 1)
+    assert bool((twin.accept_len > 0).all())
+    assert bool((twin.path[:, 1] > 1).any())
+    for live in ([0, 0, 0, 0], [1, 1, 0, 0]):
+        step.live.copy_(torch.tensor(live))
+        before = [buffer.clone() for buffer in commit.kv_buffers(pool)]
+        counters._counts.zero_()
+        tail.hook(None, out, SimpleNamespace(seq_lens=lens), bs * width)
+        expected = [buffer.clone() for buffer in before]
+        for b in (b for b in range(bs) if live[b]):
+            for j in range(int(twin.accept_len[b]) + 1):
+                for new, old in zip(expected, before, strict=True):
+                    new[step.window[b, j]] = old[step.window[b, twin.path[b, j]]]
+        for new, buffer in zip(expected, commit.kv_buffers(pool), strict=True):
+            assert torch.equal(new, buffer), live
+        assert counters._counts[0] == sum(live)
+        assert counters._counts[1] == int(twin.accept_len[:2].sum()) * live[0]
+        done = tail.result(2)
+        assert torch.equal(done.outcome.accepted.out_tokens, twin.out_tokens[:2])
+        assert torch.equal(done.outcome.commit_lens.long(), twin.accept_len[:2] + 1)
+        assert torch.equal(done.outcome.new_seq_lens, lens[:2] + twin.accept_len[:2] + 1)
+        rows = states.view(bs, width, hidden)[:2].gather(1, twin.path[:2, :, None].expand(-1, -1, hidden))
+        assert torch.equal(done.rows.view_as(rows), rows)
+
+
 def _sampling_info(bs: int, temperature: float, top_k: int, top_p: float, min_p: float, device: str) -> Any:
     return SimpleNamespace(
         is_all_greedy=False,

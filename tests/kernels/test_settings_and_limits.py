@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.kernels.payload import limits, settings
+from tests.kernels.payload import limits, metrics, settings
 
 
 @pytest.mark.parametrize(
@@ -139,3 +139,17 @@ def test_drafters_that_are_not_served(model: dict[str, Any], config: dict[str, A
     limits.refuse_drafter(SimpleNamespace(candidate_selector=None), SimpleNamespace(projector_type=None))
     with pytest.raises(ValueError, match=words):
         limits.refuse_drafter(SimpleNamespace(**model), SimpleNamespace(**config))
+
+
+def test_drafter_of_another_target_is_noticed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokens are right and its speed is not: without a word nobody looks at the drafter."""
+    monkeypatch.setattr(metrics, "_warned", False)
+    for steps, accepted, nodes in ((99, 0, 3168), (5000, 600, 160000), (500, 0, 0)):  # the last: budget 0 was asked for
+        metrics._warn_about_drafter({"requests": steps, "accepted_drafts": accepted, "nodes_built": nodes})
+    assert not caplog.records
+    for steps, accepted in ((200, 3), (300, 4)):
+        metrics._warn_about_drafter({"requests": steps, "accepted_drafts": accepted, "nodes_built": 32 * steps})
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "--speculative-draft-model-path" in caplog.text

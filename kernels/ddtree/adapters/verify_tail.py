@@ -74,6 +74,9 @@ class VerifyTail:
         return found
 
 
+_CHANGES = ("acc_linear_penalties", "acc_additive_penalties", "acc_scaling_penalties", "grammar_mask", "logit_bias")
+
+
 def must_see_logits(info: Any) -> bool:
     """Tell whether a batch's tokens are not simply the best ones: sampling, or anything that changes logits."""
     if info is None:
@@ -82,8 +85,6 @@ def must_see_logits(info: Any) -> bool:
     return bool(
         not info.is_all_greedy
         or getattr(info, "has_custom_logit_processor", False)
-        or getattr(info, "acc_linear_penalties", None) is not None
-        or getattr(info, "grammar_mask", None) is not None
-        or getattr(info, "logit_bias", None) is not None
+        or any(getattr(info, name, None) is not None for name in _CHANGES)
         or (penalizer is not None and penalizer.is_required)
     )
