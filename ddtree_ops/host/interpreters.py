@@ -11,7 +11,7 @@ import os
 import re
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
-from . import commands, packages, probe
+from . import commands, gitinfo, packages, probe
 from .look import Fact, Look, names_in, owner_of, read_text, user_path
 
 _PYTHON = re.compile(r"^python(3(\.\d+)?)?$")
@@ -156,7 +156,7 @@ def describe(candidate: Candidate) -> Fact:
         "externally_managed": _externally_managed(answer),
         "sources": list(candidate.sources),
         "packages": {name: version for name, version in versions.items() if name != "pip"},
-        "enclosing_repository": enclosing_repository(prefix),
+        "enclosing_repository": gitinfo.dot_git_above(prefix),
         "writable": bool(first) and writable(first),
         "error": str(answer.get("error") or "") if not answer.get("version") else "",
     }
@@ -187,18 +187,6 @@ def _externally_managed(answer: Dict[str, Any]) -> bool:
     if not answer.get("stdlib") or answer.get("prefix") != answer.get("base_prefix"):
         return False
     return os.path.exists(os.path.join(str(answer["stdlib"]), "EXTERNALLY-MANAGED"))
-
-
-def enclosing_repository(path: str) -> str:
-    """The nearest folder above ``path`` (or it) that has a ``.git``, "" when none does."""
-    folder = path
-    while True:
-        if os.path.lexists(os.path.join(folder, ".git")):
-            return folder
-        parent = os.path.dirname(folder)
-        if parent == folder:
-            return ""
-        folder = parent
 
 
 def writable(folder: str) -> bool:

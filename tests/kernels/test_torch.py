@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import ast
-import json
 from pathlib import Path
 
 import pytest
 
+from tests.kernels import checks
 from tests.sglang_cpu.servers import Environment
 
 pytestmark = pytest.mark.sglang
 
 CHECKS = Path(__file__).with_name("torch_checks.py")
-NAMES = [
-    node.name
-    for node in ast.parse(CHECKS.read_text("utf-8")).body
-    if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
-]
+NAMES = checks.names(CHECKS)
 
 
 @pytest.fixture(scope="module")
-def results(cpu_environment: Environment) -> dict[str, str | None]:
+def results(cpu_environment: Environment) -> checks.Outcomes:
     """Name of a check -> ``None`` or its traceback."""
-    found: dict[str, str | None] = json.loads(cpu_environment.run("-B", CHECKS).splitlines()[-1])
-    return found
+    return checks.outcomes(cpu_environment, CHECKS)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_torch(name: str, results: dict[str, str | None]) -> None:
+def test_torch(name: str, results: checks.Outcomes) -> None:
     """See the docstring of the check."""
     assert results[name] is None, results[name]

@@ -275,25 +275,31 @@ class _Pool:
             layer[to] = layer[source].clone()
 
 
+def _outcome(path: torch.Tensor, accept_len: list[int]) -> SimpleNamespace:
+    """As much of a step's outcome as compaction reads."""
+    return SimpleNamespace(accepted=SimpleNamespace(path=path, accept_len=torch.tensor(accept_len)))
+
+
 def check_compaction_moves_the_path_to_the_front() -> None:
     """After it the window's first slots hold the path's KV in order, other requests' slots are untouched."""
-    from ddtree.adapters.commit import compact_kv, compact_rows
+    from ddtree.adapters.commit import Committer
 
     slots = torch.randperm(40)
     window = slots[:24].view(2, 12)
     path = torch.tensor([[0, 2, 3, 7, 4, 5], [0, 1, 2, 3, 4, 5]])
     pool = _Pool(40)
     before = [layer.clone() for layer in pool.layers]
-    moved, skipped = compact_kv(pool, window, path, torch.tensor([3, 2]))
-    assert (int(moved), skipped) == (3, False)
+    committer = Committer(pool, 2, 6, "cpu")
+    assert committer.compact_kv(window, _outcome(path, [3, 2])) is False
     for layer, old in zip(pool.layers, before, strict=True):
         assert layer[window[0, :4]].tolist() == old[window[0, [0, 2, 3, 7]]].tolist()
         assert layer[window[1]].tolist() == old[window[1]].tolist()
         assert layer[slots[24:]].tolist() == old[slots[24:]].tolist()
     prefix = torch.arange(6).expand(2, 6)
-    assert compact_kv(SimpleNamespace(), window, prefix, torch.tensor([5, 0]))[1] is True
+    untouched = Committer(SimpleNamespace(), 2, 6, "cpu")
+    assert untouched.compact_kv(window, _outcome(prefix, [5, 0])) is True
     rows = torch.arange(24).view(24, 1)
-    assert compact_rows(rows, path, 12).flatten().tolist() == path[0].tolist() + (path[1] + 12).tolist()
+    assert committer.compact_rows(rows, path, 12).flatten().tolist() == path[0].tolist() + (path[1] + 12).tolist()
 
 
 def check_counters_add_up() -> None:
