@@ -112,8 +112,8 @@ def kv_buffers(pool: Any) -> list[torch.Tensor]:
 def _move_one_by_one(pool: Any, window: torch.Tensor, path: torch.Tensor, accept_len: torch.Tensor) -> bool:
     """Move through the pool's own copy, position by position.
 
-    A destination can be the source of an earlier path position, never of a later one (``path[j] >= j``, both ascending),
-    so ascending order reads each slot before it is written; the pool's copy gives no order within a call.
+    A destination can be the source of an earlier path position, never of a later one (``path[j] >= j``, both
+    ascending), so ascending order reads each slot before it is written; the pool's copy gives no order within a call.
     """
     steps = torch.arange(path.shape[1], device=path.device)
     moves = (path != steps) & (steps <= accept_len[:, None])
