@@ -47,8 +47,8 @@ class Watch:
         self._client: Client = service.client()
         self._log = service.log(start.mark)
         self._lines: List[str] = []
-        self._phase = "starting"
         self._began = time.monotonic()
+        self._phases: List[Tuple[str, float]] = [("starting", 0.0)]
         self._alive = self._began
         self._why_alive = "started"
         self._gpu: Dict[str, int] = {}
@@ -57,14 +57,15 @@ class Watch:
         self._read_bytes = 0
         self._gpu_tool = commands.which("nvidia-smi")
 
+    @property
+    def _phase(self) -> str:
+        return self._phases[-1][0]
+
     def run(self) -> Dict[str, Any]:
         """Wait; the result says how long it took and which phases were seen."""
-        phases: List[Tuple[str, float]] = []
         while True:
             state = self._service.state()
             self._look(state)
-            if not phases or phases[-1][0] != self._phase:
-                phases.append((self._phase, round(time.monotonic() - self._began, 1)))
             if self._died(state):
                 raise self._death(state)
             health, status = self._ask(state)
@@ -73,7 +74,7 @@ class Watch:
                 return {
                     "seconds": round(time.time() - self._start.started, 2) if self._start.started else None,
                     "waited": round(time.monotonic() - self._began, 2),
-                    "phases": [{"phase": name, "at": at} for name, at in phases],
+                    "phases": [{"phase": name, "at": at} for name, at in self._phases],
                     "gpu_mib": self._gpu_now(),
                     "main_pid": state["main_pid"],
                     "pids": state["pids"],
@@ -89,8 +90,10 @@ class Watch:
         if lines:
             self._lines = (self._lines + lines)[-2000:]
             self._sign("log")
-            for line in lines:
-                self._phase = phase(line) or self._phase
+            for line in lines:  # each line counts: a quick phase begins and ends between two looks
+                found = phase(line)
+                if found and found != self._phase:
+                    self._phases.append((found, round(time.monotonic() - self._began, 1)))
             self._emit({"kind": "log", "lines": lines[-50:]})
         if self._gpu_tool and time.monotonic() - self._gpu_at > GPU_EVERY_SECONDS:
             self._gpu_at = time.monotonic()

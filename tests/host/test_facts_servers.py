@@ -114,8 +114,10 @@ def test_server_that_imports_another_tree(environment: Environment, tmp_path: Pa
 def test_orphaned_scheduler_is_still_seen(environment: Environment, tmp_path: Path, start: Start) -> None:
     """Case E2: the main process was killed; its retitled child lives on and is reported with its interpreter."""
     process, _, child = start(environment.python, cwd=tmp_path, VIRTUAL_ENV=str(environment.prefix))
-    table = procs.all_processes()
-    orphan = table[child]._replace(parent=1)
+    deadline = time.monotonic() + 10
+    while not procs.all_processes()[child].args and time.monotonic() < deadline:
+        time.sleep(0.01)  # between fork and exec a process has no arguments yet
+    orphan = procs.all_processes()[child]._replace(parent=1)
     variables = procs.environment_of(child)
     assert servers.is_server(orphan.args)
     exe = procs.link(child, "exe")
