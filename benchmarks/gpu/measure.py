@@ -1,40 +1,82 @@
 #!/usr/bin/env python3
-"""Compare running servers on the same prompts: tokens per second and tokens per verify step, arms interleaved.
+"""Measure running servers on the same prompts; every pass is appended to a shard, so a cut run goes on where it was.
 
-    measure.py --arm ar=http://127.0.0.1:30000 --arm ddtree-32=http://127.0.0.1:30001 ... \
-               --prompts prompts.jsonl --tokenizer TARGET --out result.json [--answers DIR] [--condition gpu=H200 ...]
+    measure.py --shard t0.jsonl --target smollm2-135m --start 1 --concurrency 1,4,8,16,32 \
+               --arm ar=http://127.0.0.1:30000 --arm dflash=http://127.0.0.1:30001 \
+               --arm ddtree-8=http://127.0.0.1:30002,budget=8,run_dir=DIR --arm ddtree-auto=...,budget=auto,...  \
+               --prompts prompts.jsonl --tokenizer TARGET
+    merge.py t0.jsonl t07.jsonl ... --condition gpu="NVIDIA H200" --out 2026-11-30-h200-sglang-0.5.17.json
 
-One request at a time: every prompt goes through all arms before the next one, in an order that is reversed each time,
-so that drift of the machine meets every arm alike. Several at a time: whole passes over the prompts, forwards and
-backwards through the arms (ABBA). All arms are warmed with the same concurrency before anything is timed.
+Arms that name the same server are budgets of it, set through its control file before a pass. A pass sends all prompts
+with a number of requests in flight; an odd start runs the arms forwards, an even one backwards (ABBA over two starts),
+and every arm is warmed at every concurrency by an untimed pass of its own, whose prompts are the measured ones: kernels
+are compiled by then, and the prefix cache is flushed before every pass.
 
 tok_per_s: completion tokens over wall time, prefill included. tokens_per_verify: completion tokens without the first
-of each request (prefill gives it) over verify steps, by the server's own count. tokens_over_verify: the same with the
-first tokens. step_ms: wall time over verify steps (plain decoding: over tokens), at one request, prefill included.
+of each request (prefill gives it) over verify steps, by the server's own count per request. step_ms: wall time over the
+steps of one request, that is verify steps x requests in flight / all verify steps, prefill included.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 import threading
 import time
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+CONTROL_SECONDS = 1.5
+"""A server looks at its control file once a second."""
 
-def post(url: str, body: dict[str, Any], timeout: float = 120.0) -> dict[str, Any]:
-    """Send one generate request."""
-    request = urllib.request.Request(url + "/generate", json.dumps(body).encode(), {"Content-Type": "application/json"})
+
+@dataclass(frozen=True)
+class Arm:
+    """One thing to measure: a server, and for DDTREE the budget it is told."""
+
+    name: str
+    url: str
+    budget: str | None = None
+    run_dir: Path | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Arm:
+        """Read ``NAME=URL[,budget=N|auto|chain][,run_dir=DIR]``."""
+        name, _, rest = text.partition("=")
+        url, *options = rest.split(",")
+        found = dict(option.split("=", 1) for option in options)
+        folder = found.pop("run_dir", None)
+        budget = found.pop("budget", None)
+        if not url or found or (budget is not None and folder is None):
+            raise SystemExit(f"--arm {text}: expected NAME=URL[,budget=N|auto|chain,run_dir=DIR]")
+        return cls(name, url, budget, None if folder is None else Path(folder))
+
+    def select(self) -> None:
+        """Tell the server this arm's budget, and wait until it has read it."""
+        if self.budget is None or self.run_dir is None:
+            return
+        wanted: dict[str, Any] = {"mode": "chain"} if self.budget == "chain" else {"mode": "tree"}
+        if self.budget != "chain":
+            wanted["budget"] = self.budget if self.budget == "auto" else int(self.budget)
+        draft = self.run_dir / ".control.json"
+        draft.write_text(json.dumps(wanted), "utf-8")
+        draft.replace(self.run_dir / "control.json")
+        time.sleep(CONTROL_SECONDS)
+
+
+def post(url: str, body: dict[str, Any] | None = None, timeout: float = 180.0) -> bytes:
+    """Send one request; returns the body."""
+    data = b"" if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=timeout) as reply:
-        answer: dict[str, Any] = json.load(reply)
+        answer: bytes = reply.read()
         return answer
 
 
-def load(path: Path, limit: int, tokenizer: str) -> tuple[list[dict[str, Any]], list[list[int]]]:
-    """Read prompts ({"prompt", "raw"?} per line) and apply the chat template to those that are not raw."""
+def load(path: Path, limit: int, tokenizer: str) -> list[list[int]]:
+    """Read prompts ({"prompt", "raw"?} per line) as token ids; the chat template is applied to those not raw."""
     from transformers import AutoTokenizer
 
     tok = AutoTokenizer.from_pretrained(tokenizer)
@@ -46,144 +88,146 @@ def load(path: Path, limit: int, tokenizer: str) -> tuple[list[dict[str, Any]], 
             message = [{"role": "user", "content": text}]
             text = tok.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
         ids.append(tok(text, add_special_tokens=False)["input_ids"])
-    return rows, ids
+    return ids
 
 
-class Run:
-    """Settings of a measurement, and what the arms answered."""
+def run_pass(arm: Arm, prompts: list[list[int]], concurrency: int, temperature: float, max_new: int) -> dict[str, Any]:
+    """Send all prompts with ``concurrency`` in flight; returns the pass's figures and each request's answer."""
+    post(arm.url + "/flush_cache")
+    found: list[dict[str, Any]] = [{}] * len(prompts)
+    waiting, lock = iter(range(len(prompts))), threading.Lock()
+    failures: list[BaseException] = []
 
-    def __init__(self, arms: dict[str, str], prompts: list[list[int]], max_new: int, deadline: float) -> None:
-        self.arms, self.prompts, self.max_new, self.deadline = arms, prompts, max_new, deadline
-        self.rows: list[dict[str, Any]] = []
-        self.answers: dict[str, list[dict[str, Any]]] = {}
+    def work() -> None:
+        while True:
+            with lock:
+                number = next(waiting, None)
+            if number is None:
+                return
+            sampling = {"temperature": temperature, "max_new_tokens": max_new}
+            begin = time.perf_counter()
+            try:
+                answer = json.loads(
+                    post(arm.url + "/generate", {"input_ids": prompts[number], "sampling_params": sampling})
+                )
+            except Exception as error:  # reported below, with the arm
+                failures.append(error)
+                return
+            meta = answer["meta_info"]
+            found[number] = {
+                "ids": answer["output_ids"],
+                "n": meta["completion_tokens"],
+                "verify": meta.get("spec_verify_ct"),
+                "cached": meta.get("cached_tokens"),
+                "sec": round(time.perf_counter() - begin, 5),
+            }
 
-    def ask(self, arm: str, number: int, temperature: float, max_new: int | None = None) -> dict[str, Any]:
-        """Send one prompt to one arm."""
-        sampling = {"temperature": temperature, "max_new_tokens": max_new or self.max_new}
-        start = time.perf_counter()
-        answer = post(self.arms[arm], {"input_ids": self.prompts[number], "sampling_params": sampling})
-        meta = answer["meta_info"]
-        return {
-            "ids": answer["output_ids"],
-            "n": meta["completion_tokens"],
-            "sec": round(time.perf_counter() - start, 5),
-            "verify": meta.get("spec_verify_ct"),
-        }
+    threads = [threading.Thread(target=work) for _ in range(concurrency)]
+    begin = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wall = time.perf_counter() - begin
+    if failures:
+        raise RuntimeError(f"{arm.name}: {len(failures)} requests failed, the first by {failures[0]!r}")
+    return {"wall_s": round(wall, 4), "requests": found}
 
-    def single(self, temperature: float, count: int, arms: list[str]) -> None:
-        """One request at a time, arms interleaved prompt by prompt."""
-        found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
-        for number in range(count):
-            if time.time() > self.deadline:
-                print(f"deadline: {number} of {count} prompts at one request", flush=True)
-                break
-            for arm in arms if number % 2 == 0 else arms[::-1]:
-                found[arm].append(self.ask(arm, number, temperature))
-        for arm in arms:
-            self.keep(arm, 1, temperature, found[arm], sum(item["sec"] for item in found[arm]))
 
-    def many(self, concurrency: int, temperature: float, arms: list[str], passes: int) -> None:
-        """Several requests at a time, whole passes in ABBA order."""
-        for number in range(passes):
-            for arm in arms if number % 2 == 0 else arms[::-1]:
-                if time.time() > self.deadline:
-                    print("deadline: a pass is left out", arm, concurrency, flush=True)
-                    continue
-                found, wall = self.batch(arm, concurrency, temperature, len(self.prompts))
-                self.keep(arm, concurrency, temperature, found, wall)
+def figures(found: dict[str, Any], concurrency: int) -> dict[str, Any]:
+    """Derive the figures of a pass."""
+    requests = found["requests"]
+    tokens = sum(item["n"] for item in requests)
+    steps = sum(item["verify"] or 0 for item in requests)
+    return {
+        "prompts": len(requests),
+        "tokens": tokens,
+        "verify_steps": steps,
+        "cached_tokens": sum(item["cached"] or 0 for item in requests),
+        "tok_per_s": round(tokens / found["wall_s"], 1),
+        "tokens_per_verify": round((tokens - len(requests)) / steps, 4) if steps else None,
+        "step_ms": round(1000 * found["wall_s"] * min(concurrency, len(requests)) / (steps or tokens), 4),
+    }
 
-    def batch(
-        self, arm: str, concurrency: int, temperature: float, count: int, max_new: int | None = None
-    ) -> tuple[list[dict[str, Any]], float]:
-        """Send prompts with some in flight; returns the answers and the wall time."""
-        found: list[dict[str, Any]] = [{}] * count
-        waiting, lock = iter(range(count)), threading.Lock()
 
-        def work() -> None:
-            while True:
-                with lock:
-                    number = next(waiting, None)
-                if number is None:
-                    return
-                found[number] = self.ask(arm, number, temperature, max_new)
+class Shard:
+    """A file with one line per finished pass."""
 
-        threads = [threading.Thread(target=work) for _ in range(concurrency)]
-        start = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return found, time.perf_counter() - start
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.done: set[tuple[Any, ...]] = set()
+        if path.exists():
+            for line in path.read_text("utf-8").splitlines():
+                row = json.loads(line)
+                self.done.add(self.key(row))
 
-    def keep(self, arm: str, concurrency: int, temperature: float, found: list[dict[str, Any]], wall: float) -> None:
-        """Add a row and print it."""
-        tokens = sum(item["n"] for item in found)
-        steps = sum(item["verify"] or 0 for item in found)
-        row: dict[str, Any] = {
-            "arm": arm,
-            "concurrency": concurrency,
-            "temperature": temperature,
-            "prompts": len(found),
-            "tokens": tokens,
-            "verify_steps": steps,
-            "wall_s": round(wall, 4),
-            "tok_per_s": round(tokens / wall, 1),
-            "tokens_per_verify": round((tokens - len(found)) / steps, 4) if steps else None,
-            "tokens_over_verify": round(tokens / steps, 4) if steps else None,
-            "requests": [[item["n"], item["verify"], item["sec"]] for item in found],
-        }
-        if concurrency == 1:
-            row["step_ms"] = round(1000 * wall / (steps or tokens), 4)
-        self.rows.append(row)
-        passes = sum(1 for name in self.answers if name.startswith(f"{arm}-c{concurrency}-t{temperature}-"))
-        self.answers[f"{arm}-c{concurrency}-t{temperature}-{passes + 1}"] = found
+    @staticmethod
+    def key(row: dict[str, Any]) -> tuple[Any, ...]:
+        """Return what makes a pass the same pass."""
+        return tuple(row[name] for name in ("target", "arm", "concurrency", "temperature", "start", "pass"))
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Append a pass, and show it without its answers."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        self.done.add(self.key(row))
         print(json.dumps({name: value for name, value in row.items() if name != "requests"}), flush=True)
 
 
+def measure(args: argparse.Namespace, arms: list[Arm], prompts: list[list[int]]) -> None:
+    """Warm and measure every arm at every concurrency, in the start's order."""
+    shard, deadline = Shard(args.shard), time.time() + args.seconds
+    levels = [int(level) for level in args.concurrency.split(",")]
+    order = arms if args.start % 2 else arms[::-1]
+    warm: set[tuple[str, int]] = set()
+    for concurrency in levels:
+        for number in range(args.passes):
+            for arm in order if number % 2 == 0 else order[::-1]:
+                row: dict[str, Any] = {
+                    "target": args.target,
+                    "arm": arm.name,
+                    "budget": arm.budget,
+                    "concurrency": concurrency,
+                    "temperature": args.temperature,
+                    "start": args.start,
+                    "pass": number + 1,
+                }
+                if Shard.key(row) in shard.done:
+                    continue
+                if time.time() > deadline:
+                    print("deadline: left out", arm.name, concurrency, flush=True)
+                    continue
+                arm.select()
+                if (arm.name, concurrency) not in warm:
+                    warm.add((arm.name, concurrency))
+                    count = min(len(prompts), max(args.warm, 2 * concurrency))
+                    run_pass(arm, prompts[:count], concurrency, args.temperature, min(args.max_new, 64))
+                found = run_pass(arm, prompts, concurrency, args.temperature, args.max_new)
+                shard.add({**row, **figures(found, concurrency), "max_new_tokens": args.max_new, **found})
+
+
 def main() -> None:
-    """Parse arguments, warm, measure, write."""
+    """Parse arguments and measure."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
-    parser.add_argument("--arm", action="append", required=True, help="NAME=URL")
-    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--shard", type=Path, required=True, help="file that finished passes are appended to")
+    parser.add_argument("--target", required=True, help="name of the target in the results")
+    parser.add_argument("--start", type=int, default=1, help="number of this start of the servers")
+    parser.add_argument("--arm", action="append", required=True, help="NAME=URL[,budget=N|auto|chain,run_dir=DIR]")
+    parser.add_argument("--prompts", type=Path, default=Path(__file__).parent / "prompts.jsonl")
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--limit", type=int, default=10**9)
     parser.add_argument("--concurrency", default="1,8")
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--passes", type=int, default=2)
+    parser.add_argument("--passes", type=int, default=1)
+    parser.add_argument("--warm", type=int, default=8, help="prompts of a warming pass, at least")
     parser.add_argument("--max-new", type=int, default=200)
     parser.add_argument("--wait-for", type=Path, help="start when this file exists (prompts are prepared meanwhile)")
     parser.add_argument("--seconds", type=float, default=1e9, help="start nothing new after so many seconds")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--answers", type=Path, help="folder for token ids, one file per pass")
-    parser.add_argument("--condition", action="append", default=[], help="KEY=VALUE for the result file")
     args = parser.parse_args()
-    rows, prompts = load(args.prompts, args.limit, args.tokenizer)
+    prompts = load(args.prompts, args.limit, args.tokenizer)
     while args.wait_for is not None and not args.wait_for.exists():
         time.sleep(0.2)
-    arms = dict(arm.split("=", 1) for arm in args.arm)
-    run = Run(arms, prompts, args.max_new, time.time() + args.seconds)
-    levels = [int(level) for level in args.concurrency.split(",")]
-    for arm in arms:
-        for level in levels:
-            run.batch(arm, level, args.temperature, min(len(prompts), 2 * level + 2), 64)
-    for level in levels:
-        if level == 1:
-            run.single(args.temperature, len(prompts), list(arms))
-        else:
-            run.many(level, args.temperature, list(arms), args.passes)
-    document = {
-        "schema_version": 1,
-        "command": sys.argv,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "conditions": dict(condition.split("=", 1) for condition in args.condition),
-        "max_new_tokens": args.max_new,
-        "rows": run.rows,
-    }
-    args.out.write_text(json.dumps(document), "utf-8")
-    if args.answers is not None:
-        args.answers.mkdir(parents=True, exist_ok=True)
-        for name, found in run.answers.items():
-            (args.answers / f"{name}.json").write_text(json.dumps({"rows": rows, "res": found}), "utf-8")
+    measure(args, [Arm.parse(text) for text in args.arm], prompts)
 
 
 if __name__ == "__main__":
