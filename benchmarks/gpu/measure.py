@@ -3,7 +3,7 @@
 
     measure.py --shard t0.jsonl --target smollm2-135m --start 1 --concurrency 1,4,8,16,32 \
                --arm ar=http://127.0.0.1:30000 --arm dflash=http://127.0.0.1:30001 \
-               --arm ddtree-8=http://127.0.0.1:30002,budget=8,run_dir=DIR --arm ddtree-auto=...,budget=auto,...  \
+               --arm ddtree-8=http://127.0.0.1:30002,budget=8,run_dir=DIR --arm ddtree-auto=...,budget=auto,... \
                --prompts prompts.jsonl --tokenizer TARGET
     merge.py t0.jsonl t07.jsonl ... --condition gpu="NVIDIA H200" --out 2026-11-30-h200-sglang-0.5.17.json
 
@@ -23,6 +23,7 @@ import argparse
 import json
 import threading
 import time
+import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,9 +71,13 @@ def post(url: str, body: dict[str, Any] | None = None, timeout: float = 180.0) -
     """Send one request; returns the body."""
     data = b"" if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=timeout) as reply:
-        answer: bytes = reply.read()
-        return answer
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as reply:
+            answer: bytes = reply.read()
+            return answer
+    except urllib.error.HTTPError as error:
+        with error:
+            raise RuntimeError(f"{url}: HTTP {error.code}: {error.read(400).decode(errors='replace')}") from None
 
 
 def load(path: Path, limit: int, tokenizer: str) -> list[list[int]]:
