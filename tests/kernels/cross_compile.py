@@ -18,7 +18,7 @@ ARCHITECTURES = (80, 90, 100, 120)
 
 def kernels() -> list[tuple[str, Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
     """Every kernel in the forms that are launched: (name, function, argument types, constants, options)."""
-    from ddtree.build import triton_builder, triton_commit, triton_step, triton_topk
+    from ddtree.build import triton_builder, triton_commit, triton_merge, triton_step, triton_topk
 
     long, single, flag = "*i64", "*fp32", "*i1"
     select = {"RANKS": 64, "RANKS2": 64, "CHUNK_GROUPS": 128, "GROUP": 64}
@@ -41,29 +41,33 @@ def kernels() -> list[tuple[str, Any, dict[str, str], dict[str, Any], dict[str, 
                 {"num_warps": triton_topk.CHUNK_WARPS},
             )
         )
-        found.append(
-            (
-                f"select {name}",
-                triton_topk._select,
-                {
-                    "logits": dtype,
-                    "row_stride": "i32",
-                    "vocab": "i32",
-                    "group_max": single,
-                    "chunk_max": single,
-                    "chunk_sum": single,
-                    "slots": "*i32",
-                    "keys": long,
-                    "ids": long,
-                    "log_probs": single,
-                    "scores": long,
-                    "log_zs": single,
-                    "chunks": "i32",
-                },
-                {**select, "GROUPS2": 4096, "CHUNKS2": 32, "BITS": bits},
-                {"num_warps": 8},
-            )
-        )
+        chosen = {
+            "logits": dtype,
+            **dict.fromkeys(("row_stride", "vocab"), "i32"),
+            **dict.fromkeys(("group_max", "chunk_max", "chunk_sum"), single),
+            "slots": "*i32",
+            **dict.fromkeys(("keys", "ids"), long),
+            "log_probs": single,
+            "scores": long,
+            "log_zs": single,
+            **dict.fromkeys(("chunks", "first_token", "row_words"), "i32"),
+        }
+        for packed in (False, True):
+            sizes = {**select, "GROUPS2": 4096, "CHUNKS2": 32, "BITS": bits, "COLUMNS": 64, "PACKED": packed}
+            label = f"select {name}{' packed' if packed else ''}"
+            found.append((label, triton_topk._select, chosen, sizes, {"num_warps": 8}))
+    merge = {
+        "words": long,
+        "shard_stride": "i32",
+        "ids": long,
+        "log_probs": single,
+        "scores": long,
+        "log_zs": single,
+    }
+    for shards, ranks in ((2, 32), (8, 64)):
+        lanes = shards * ranks
+        sizes = {"SHARDS": shards, "RANKS": ranks, "CHUNKS": 3, "LANES": lanes, "CHUNKS2": 32, "STEPS": 7, "BITS": 16}
+        found.append((f"merge {shards}", triton_merge._merge, merge, sizes, {"num_warps": 4}))
     build = {
         **dict.fromkeys(("root_token", "ids", "scores", "seq_lens", "budgets", "depth_limits", "nodes"), long),
         "array_stride": "i32",

@@ -81,6 +81,24 @@ def candidates_into(logits: torch.Tensor, out: TopkBuffers) -> None:
     Only launches: no allocation, no host synchronisation, so it can be captured in a CUDA graph. Rows beyond
     ``logits.shape[0]`` of ``out`` are left alone.
     """
+    _launch(logits, out, out.ids, 0, out.ids.shape[1], False)
+
+
+def pack_into(logits: torch.Tensor, out: TopkBuffers, packed: torch.Tensor, start: int, columns: int) -> None:
+    """Write what merging vocabulary shards needs of one shard, instead of ids, log-probabilities and scores.
+
+    ``packed``: ``[rows, columns + chunks]`` int64, contiguous: the sorted keys of the candidates, with token ids
+    counted from ``start``, then a word per chunk with its maximum and its sum of exponentials (see ``merge``). Words
+    for which this shard has no candidate or chunk are left alone. Otherwise as :func:`candidates_into`.
+    """
+    if not packed.is_contiguous() or columns < out.ids.shape[1]:
+        raise ValueError(f"packed words of strides {packed.stride()} with {columns} columns do not fit the buffers")
+    _launch(logits, out, packed, start, columns, True)
+
+
+def _launch(
+    logits: torch.Tensor, out: TopkBuffers, ids: torch.Tensor, start: int, columns: int, is_packed: bool
+) -> None:
     rows, vocab = logits.shape
     if not rows:
         return
@@ -106,20 +124,29 @@ def candidates_into(logits: torch.Tensor, out: TopkBuffers) -> None:
         sums,
         out.slots,
         out.keys,
-        out.ids,
+        ids,
         out.log_probs,
         out.scores,
         out.log_z,
         chunks,
+        start,
+        ids.shape[1],
         RANKS=ranks,
         RANKS2=padded,
         GROUPS2=triton.next_power_of_2(groups),
         CHUNKS2=triton.next_power_of_2(chunks),
         CHUNK_GROUPS=CHUNK // GROUP,
         GROUP=GROUP,
-        BITS=16 if logits.dtype == torch.bfloat16 else 32,
+        BITS=key_bits(logits.dtype),
+        COLUMNS=columns,
+        PACKED=is_packed,
         num_warps=select_warps(groups, ranks),
     )
+
+
+def key_bits(dtype: torch.dtype) -> int:
+    """Bits of an order key that tell the values of a type apart."""
+    return 16 if dtype == torch.bfloat16 else 32
 
 
 def select_warps(groups: int, ranks: int) -> int:
@@ -208,7 +235,16 @@ def _reduce_chunks(
     tl.store(chunk_sum + row * chunks + chunk, total)
 
 
-@triton.jit(do_not_specialize=["chunks"])
+@triton.jit
+def _log_sum_exp(maxima, sums):
+    """Log-sum-exp (float32) of all chunks, from their maxima (float32) and sums (float64)."""
+    top = tl.max(maxima, axis=0)
+    base = tl.where(top == -float("inf"), 0.0, top)
+    total = tl.sum(sums * tl.exp((maxima - base).to(tl.float64)), axis=0)
+    return (base.to(tl.float64) + tl.log(total)).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["chunks", "first_token", "row_words"])
 def _select(
     logits,
     row_stride,
@@ -223,6 +259,8 @@ def _select(
     scores,
     log_zs,
     chunks,
+    first_token,
+    row_words,
     RANKS: tl.constexpr,
     RANKS2: tl.constexpr,
     GROUPS2: tl.constexpr,
@@ -230,8 +268,13 @@ def _select(
     CHUNK_GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
-    """Program (row): log-sum-exp from the chunks, best groups, best tokens of these groups, ordered."""
+    """Program (row): log-sum-exp from the chunks, best groups, best tokens of these groups, ordered.
+
+    With ``PACKED`` only keys and the chunks' statistics leave, in ``ids``, rows of ``row_words``.
+    """
     row = tl.program_id(0).to(tl.int64)
     logits += row * row_stride
     slots += row * RANKS2
@@ -239,12 +282,14 @@ def _select(
 
     chunk = tl.arange(0, CHUNKS2)
     maxima = tl.load(chunk_max + row * chunks + chunk, mask=chunk < chunks, other=-float("inf"))
-    sums = tl.load(chunk_sum + row * chunks + chunk, mask=chunk < chunks, other=0.0).to(tl.float64)
-    top = tl.max(maxima, axis=0)
-    base = tl.where(top == -float("inf"), 0.0, top)
-    total = tl.sum(sums * tl.exp((maxima - base).to(tl.float64)), axis=0)
-    log_z = (base.to(tl.float64) + tl.log(total)).to(tl.float32)
-    tl.store(log_zs + row, log_z)
+    sums = tl.load(chunk_sum + row * chunks + chunk, mask=chunk < chunks, other=0.0)
+    if PACKED:
+        ids += row * row_words
+        word = (maxima.to(tl.int32, bitcast=True).to(tl.int64) << 32) | sums.to(tl.uint32, bitcast=True).to(tl.int64)
+        tl.store(ids + COLUMNS + chunk, word, mask=chunk < chunks)
+    else:
+        log_z = _log_sum_exp(maxima, sums.to(tl.float64))
+        tl.store(log_zs + row, log_z)
 
     group = tl.arange(0, GROUPS2)
     is_group = group * GROUP < vocab
@@ -281,9 +326,18 @@ def _select(
         theirs = tl.load(keys + other, mask=other < count, other=-1)
         position += tl.sum((theirs[None, :] > mine[:, None]).to(tl.int32), axis=1)
     written = (entry < count) & (position < RANKS)
-    value = _key_value((mine >> 31).to(tl.uint32), BITS)
+    if PACKED:
+        tl.store(ids + position, mine - first_token, mask=written)
+    else:
+        _write(mine, position, written, log_z, ids, log_probs, scores, row, RANKS, BITS)
+
+
+@triton.jit
+def _write(key, position, written, log_z, ids, log_probs, scores, row, RANKS: tl.constexpr, BITS: tl.constexpr):
+    """Write candidates, given as order keys, to their positions."""
+    value = _key_value((key >> 31).to(tl.uint32), BITS)
     log_prob = value - log_z
     out = row * RANKS + position
-    tl.store(ids + out, 0x7FFFFFFF - (mine & 0x7FFFFFFF), mask=written)
+    tl.store(ids + out, 0x7FFFFFFF - (key & 0x7FFFFFFF), mask=written)
     tl.store(log_probs + out, log_prob, mask=written)
     tl.store(scores + out, _quantise(log_prob), mask=written)
