@@ -1,11 +1,13 @@
 """``ddtree-trace/1``: one JSON line per verify round, so that serving and offline runs can be compared round by round.
 
-The first line is a header. Log-probabilities travel as the bit patterns of their float32 values and scores as decimal
+The first line is a header. A request's prompt (its length and digest) stands before its rounds; offline runs add its
+whole answer behind them. Log-probabilities travel as the bit patterns of their float32 values and scores as decimal
 strings, because JSON numbers would round them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,8 +41,37 @@ class TraceHeader:
     block_size: int
     budget: int
     tie_rule: str = TIE_RULE
+    dtype: str = ""
     schema: str = SCHEMA
     kind: str = "header"
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """A request, before its first round; ``prompt_sha256`` is :func:`prompt_digest`, ``id`` the asker's own name."""
+
+    req: str
+    prompt_len: int
+    prompt_sha256: str
+    temperature: float = 0.0
+    id: str = ""
+    regime: str = ""
+    schema: str = SCHEMA
+    kind: str = "request"
+
+
+@dataclass(frozen=True)
+class TraceAnswer:
+    """A finished request: its new tokens, cut at the first stop token or at the limit; ``rounds`` = verify steps."""
+
+    req: str
+    ids: list[int]
+    rounds: int
+    finish: str
+    schema: str = SCHEMA
+    kind: str = "answer"
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,6 +81,9 @@ class TraceRound:
     ``ids`` and ``lp_bits`` are ``[D][K]``; ``token``, ``parent``, ``depth``, ``rank``, ``score_q32`` and ``target``
     have one entry per node, root first, padding left out; ``accepted`` holds node indices, root first; ``start`` is
     the number of committed tokens before the round.
+
+    ``extra`` may hold: ``mode`` (tree, chain, linear, ar), ``budget`` and ``depth_limit`` of this tree, ``temperature``;
+    ``gap`` and ``top``, per node, the distance of the target's two best logits and the best one itself; ``t_us``.
     """
 
     req: str
@@ -81,7 +115,15 @@ class TraceRound:
         return [[bits_float(bits) for bits in row] for row in self.lp_bits]
 
 
-def to_line(record: TraceHeader | TraceRound) -> str:
+Record = TraceHeader | TraceRequest | TraceRound | TraceAnswer
+
+
+def prompt_digest(ids: Sequence[int]) -> str:
+    """Return the digest by which two traces know that they saw the same prompt: sha256 of its ids, comma separated."""
+    return hashlib.sha256(",".join(map(str, ids)).encode("ascii")).hexdigest()[:16]
+
+
+def to_line(record: Record) -> str:
     """Return a record as one JSON line, without the line end."""
     return json.dumps(asdict(record), separators=(",", ":"))
 

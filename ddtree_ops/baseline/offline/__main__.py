@@ -1,0 +1,7 @@
+"""See :mod:`.record`."""
+
+import sys
+
+from .record import main
+
+sys.exit(main())
