@@ -1,11 +1,12 @@
 """Counters of the decode path, without host synchronisation.
 
 Two kinds. *Host* counters are plain integers that Python code adds to. *Device* counters are one small int64 tensor
-that the decode step accumulates into with a few tiny operations on the forward stream; the beacon's thread reads it on
-a stream of its own, so that the decode path never waits. A reading can fall between two additions of one step: every
-counter is right by itself, different counters may be one step apart until the next reading.
+(``build.count.Layout``) that the decode step accumulates into on the forward stream, on a GPU inside its captured
+graphs; a thread of the beacon or of Prometheus reads it about once a second on a stream of its own, so that the decode
+path never waits. A reading can fall between two additions of one step: every counter is right by itself, different
+counters may be one step apart until the next reading.
 
-Standard library only at import; torch comes in with the first device counter.
+Standard library only at import; torch comes in with the first device counter. ``docs/metrics.md`` lists them all.
 """
 
 from __future__ import annotations
@@ -22,13 +23,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RANK_BINS = 8
-"""Accepted ranks 0 .. RANK_BINS - 2 are counted one by one, the last bin holds all higher ones."""
-
-POOR_AFTER, POOR_DRAFTS = 100, 0.1
-"""From so many request-steps on, fewer accepted drafts a step than this look like the drafter of another target."""
-
-_SCALARS = ("requests", "accepted_drafts", "branch_paths", "non_first_accepted", "moved_slots", "nodes_built")
+POOR_DRAFTS, POOR_AFTER, LOOK_AT_STEP = 0.1, 32, 48
+"""Fewer accepted drafts a step than this look like the drafter of another target, judged from so many steps of requests
+on; a server looks for the first time after so many steps of its own, whatever else reads the counters."""
 
 
 class HostCounters:
@@ -36,67 +33,94 @@ class HostCounters:
 
     def __init__(self) -> None:
         self.values: dict[str, int] = {"verify_steps": 0, "kv_move_skipped": 0, "refused": 0}
+        self.kinds: dict[tuple[int, int, str, str], int] = {}
 
     def add(self, name: str, amount: int = 1) -> None:
         """Add to a counter, creating it at zero."""
         self.values[name] = self.values.get(name, 0) + amount
 
+    def count_step(self, width: int, budget: int, shape: str, reason: str) -> None:
+        """Account for how a verify step was shaped.
+
+        ``width``: nodes verified per request; ``budget``: most draft nodes of a tree; ``shape``: ``tree`` or ``chain``;
+        ``reason``: why this budget (``fixed``, ``cost``, ``limit``, ``request``, ``control``, ``probe``).
+        """
+        kind = (width, budget, shape, reason)
+        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+
+    def read(self) -> dict[str, Any]:
+        """Return plain numbers; steps by width, budget, shape and reason as dictionaries."""
+        found: dict[str, Any] = dict(self.values)
+        for place, name in enumerate(("steps_by_width", "steps_by_budget", "steps_by_shape", "steps_by_reason")):
+            sums: dict[str, int] = {}
+            for kind, steps in list(self.kinds.items()):
+                sums[str(kind[place])] = sums.get(str(kind[place]), 0) + steps
+            found[name] = sums
+        return found
+
 
 class DeviceCounters:
-    """One tensor: scalars, then the accepted-length histogram ``[P]``, then the accepted-rank histogram."""
+    """The counters of one process on its device; ``path_width`` = P, ``ranks`` = K (see ``build.count``)."""
 
-    def __init__(self, path_width: int, device: torch.device) -> None:
+    def __init__(self, path_width: int, device: torch.device, ranks: int = 1) -> None:
         import torch
 
-        self.path_width = path_width
-        self._counts = torch.zeros(len(_SCALARS) + path_width + RANK_BINS, dtype=torch.int64, device=device)
+        from .build.count import Layout
+
+        self.layout = Layout(path_width, ranks)
+        self._counts = torch.zeros(self.layout.size, dtype=torch.int64, device=device)
         self._is_cuda = self._counts.is_cuda
         self._stream: Any = None
         self._landing: torch.Tensor | None = None
+        self._early: Any = None
+
+    def count(
+        self,
+        tree: TreeBatch,
+        ids: torch.Tensor,
+        accepted: Accepted,
+        moved: torch.Tensor,
+        live: torch.Tensor | None = None,
+    ) -> None:
+        """Account for one verify step; arguments as ``build.count.add_step``. Can be captured in a CUDA graph."""
+        if self._is_cuda:
+            from .build.triton_count import count_into
+
+            count_into(self._counts, self.layout, tree, ids, accepted, moved, live)
+        else:
+            from .build.count import add_step
+
+            add_step(self._counts, self.layout, tree, ids, accepted, moved, live)
 
     def add(self, tree: TreeBatch, accepted: Accepted, moved: torch.Tensor) -> None:
-        """Account for one verify step; ``moved``: ``[bs]`` int64, KV slots that were copied."""
-        if self._is_cuda:
-            from .build.triton_step import count_into
-
-            count_into(self._counts, tree, accepted.path, accepted.accept_len, moved, len(_SCALARS), RANK_BINS)
-            return
-        import torch
-
-        bs, device = tree.valid.shape[0], self._counts.device
-        steps = torch.arange(self.path_width, device=device)
-        on_path = (steps > 0) & (steps <= accepted.accept_len[:, None])
-        ranks = tree.rank.gather(1, accepted.path)
-        later = on_path & (ranks > 0)
-        scalars = torch.stack(
-            [
-                torch.full((), bs, dtype=torch.int64, device=device),
-                accepted.accept_len.sum(),
-                later.any(dim=1).sum(),
-                later.sum(),
-                moved.sum(),
-                tree.valid.sum() - bs,
-            ]
-        )
-        base = len(_SCALARS)
-        self._counts[:base] += scalars
-        self._counts[base : base + self.path_width] += _histogram(accepted.accept_len, self.path_width)
-        bins = torch.where(on_path, ranks.clamp(0, RANK_BINS - 1), RANK_BINS)
-        self._counts[base + self.path_width :] += _histogram(bins.flatten(), RANK_BINS + 1)[:RANK_BINS]
+        """Account without candidates (to go)."""
+        self.count(tree, self._none(tree), accepted, moved)
 
     def add_gated(self, tree: TreeBatch, outcome: Any, live: torch.Tensor, count_into: Any) -> None:
-        """Account for the requests of a step that ``live`` names, by the kernel ``count_into`` (so it is captured)."""
-        path, accept_len = outcome.accepted.path, outcome.accepted.accept_len
-        count_into(self._counts, tree, path, accept_len, outcome.moved, len(_SCALARS), RANK_BINS, live)
+        """Account without candidates (to go)."""
+        self.count(tree, self._none(tree), outcome.accepted, outcome.moved, live)
+
+    def _none(self, tree: TreeBatch) -> torch.Tensor:
+        return tree.parent[:, :1, None].expand(-1, self.layout.path_width - 1, 1) * 0 - 1
 
     def read(self) -> dict[str, Any]:
-        """Return the counters as plain numbers; called from the beacon's thread, waits only there."""
-        values = self._fetch()
-        base = len(_SCALARS)
-        counters: dict[str, Any] = dict(zip(_SCALARS, values[:base], strict=True))
-        counters["accept_length_histogram"] = values[base : base + self.path_width]
-        counters["accepted_rank_histogram"] = values[base + self.path_width :]
-        return counters
+        """Return the counters as plain numbers; called from a reading thread, waits only there."""
+        return shaped(self.layout, self._fetch())
+
+    def look(self) -> dict[str, Any] | None:
+        """Return the counters without waiting: ``None`` until a copy that the first call started has arrived."""
+        if not self._is_cuda:
+            return self.read()
+        import torch
+
+        if self._early is None:
+            landing = torch.empty_like(self._counts, device="cpu").pin_memory()
+            landing.copy_(self._counts, non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record()
+            self._early = landing, arrived
+        landing, arrived = self._early
+        return shaped(self.layout, [int(value) for value in landing.tolist()]) if arrived.query() else None
 
     def _fetch(self) -> list[int]:
         import torch
@@ -112,28 +136,54 @@ class DeviceCounters:
         return [int(value) for value in self._landing.tolist()]
 
 
-def _histogram(values: torch.Tensor, bins: int) -> torch.Tensor:
-    """Count values 0 .. bins - 1; a fixed-shape scatter, because ``bincount`` synchronises on a GPU."""
-    import torch
+def shaped(layout: Any, values: list[int]) -> dict[str, Any]:
+    """Return named counters of a reading, and those that follow from them (reached and accepted by depth)."""
+    from .build.count import EXPECTED_BITS, SCALARS
 
-    counts = torch.zeros(bins, dtype=torch.int64, device=values.device)
-    return counts.scatter_add_(0, values, torch.ones_like(values))
+    found: dict[str, Any] = dict(zip(SCALARS, values, strict=False))
+    for name, (start, shape) in layout.places.items():
+        if len(shape) == 1:
+            found[name] = values[start : start + shape[0]]
+        else:
+            rows, columns = shape
+            found[name] = [values[start + row * columns : start + (row + 1) * columns] for row in range(rows)]
+    lengths = found["accept_length_histogram"]
+    at_least = [sum(lengths[depth:]) for depth in range(len(lengths))]
+    for name in ("nodes_by_depth", "expected_by_depth"):
+        found[name] = found[name][1:]
+    found["expected_by_depth"] = [round(value / (1 << EXPECTED_BITS), 4) for value in found["expected_by_depth"]]
+    found["reached_by_depth"], found["accepted_by_depth"] = at_least[:-1], at_least[1:]
+    found["accepted_rank_histogram"] = [sum(column) for column in zip(*found["accepted_rank_by_depth"], strict=True)]
+    return found
 
 
 host = HostCounters()
 device: DeviceCounters | None = None
+timing: Any = None
+"""The sampled time split of this process (``adapters.timing.StepTimer``), once there is one."""
 _lock = threading.Lock()
 _last: dict[str, Any] = {}
 _last_steps = 0
 _settled = True
-_warned = False
+_looked = _warned = False
 
 
-def start_device(path_width: int, where: torch.device) -> DeviceCounters:
+def start_device(path_width: int, where: torch.device, ranks: int = 1) -> DeviceCounters:
     """Create the device counters of this process."""
     global device
-    device = DeviceCounters(path_width, where)
+    device = DeviceCounters(path_width, where, ranks)
     return device
+
+
+def step_done() -> None:
+    """Account for a verify step on the host; once, early, it looks whether the drafter fits. Never waits."""
+    global _looked
+    host.add("verify_steps")
+    if not _looked and device is not None and host.values["verify_steps"] >= LOOK_AT_STEP:
+        found = device.look()
+        if found is not None and (found["requests"] >= POOR_AFTER or host.values["verify_steps"] > 2 * LOOK_AT_STEP):
+            _looked = True
+            _judge_drafter(found)
 
 
 def snapshot() -> dict[str, Any]:
@@ -149,20 +199,29 @@ def snapshot() -> dict[str, Any]:
             _settled = steps == _last_steps
             _last_steps = steps
             _last = device.read()
-            _warn_about_drafter(_last)
-        return {**host.values, **_last}
+            _judge_drafter(_last)
+        split = {} if timing is None else {"time_split": timing.read()}
+        return {**host.read(), **_last, **split}
 
 
-def _warn_about_drafter(counters: dict[str, Any]) -> None:
+def _judge_drafter(counters: dict[str, Any]) -> None:
     """Say once that hardly any draft is accepted: nothing else tells a drafter that was made for another target."""
     global _warned
     steps, accepted = counters["requests"], counters["accepted_drafts"]
     drafting = counters["nodes_built"] >= steps  # not with a budget of 0
-    if not _warned and drafting and steps >= POOR_AFTER and accepted < POOR_DRAFTS * steps:
+    if not drafting or steps < POOR_AFTER:
+        return
+    poor = accepted < POOR_DRAFTS * steps
+    host.values["poor_drafter"] = int(poor)
+    if poor and not _warned:
         _warned = True
         logger.warning(
-            "DDTREE: %d drafts accepted in %d steps of requests. Tokens are right, but drafting gains nothing: "
-            "is the drafter (--speculative-draft-model-path) made for this target?",
+            "DDTREE: %d drafts accepted in %d steps of requests (%.2f tokens per step, %.1f nodes verified for each). "
+            "Tokens are right, but drafting only costs time: is the drafter made for this target, and its checkpoint "
+            "the right one? Give another with --speculative-draft-model-path, or serve without "
+            "--speculative-algorithm.",
             accepted,
             steps,
+            1 + accepted / steps,
+            counters["nodes_built"] / steps,
         )

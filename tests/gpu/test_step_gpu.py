@@ -1,4 +1,4 @@
-"""What surrounds tree and verify in a decode step, on a real GPU: the checks of ``tests/kernels/step_checks.py``.
+"""What surrounds tree and verify in a decode step, on a real GPU: checks of ``tests/kernels/{step,count}_checks.py``.
 
 python -m pytest tests/gpu        on the GPU host, in an environment with torch, Triton and pytest
 """
@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available():
     pytest.skip("no NVIDIA GPU", allow_module_level=True)
 
-from tests.kernels import step_checks  # noqa: E402
+from tests.kernels import count_checks, step_checks  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -23,3 +23,9 @@ pytestmark = pytest.mark.gpu
 def test_step(name: str) -> None:
     """See the docstring of the check."""
     step_checks.CHECKS[name]("cuda")
+
+
+@pytest.mark.parametrize("name", list(count_checks.CHECKS))
+def test_count(name: str) -> None:
+    """See the docstring of the check."""
+    count_checks.CHECKS[name]("cuda")

@@ -18,7 +18,8 @@ ARCHITECTURES = (80, 90, 100, 120)
 
 def kernels() -> list[tuple[str, Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
     """Every kernel in the forms that are launched: (name, function, argument types, constants, options)."""
-    from ddtree.build import triton_builder, triton_commit, triton_merge, triton_step, triton_topk
+    from ddtree.build import triton_builder, triton_commit, triton_count, triton_merge, triton_step, triton_topk
+    from ddtree.build.count import Layout
 
     long, single, flag = "*i64", "*fp32", "*i1"
     select = {"RANKS": 64, "RANKS2": 64, "CHUNK_GROUPS": 128, "GROUP": 64}
@@ -118,13 +119,22 @@ def kernels() -> list[tuple[str, Any, dict[str, str], dict[str, Any], dict[str, 
         **dict.fromkeys(("live", "window", "front", "block_ids", "positions"), long),
     }
     found.append(("prepare", triton_step._prepare, prepare, {"N": 65, "LANES": 128, "B": 16}, {"num_warps": 1}))
+    layout = Layout(path_width=16, ranks=64)
     count = {
-        "counts": long,
+        **dict.fromkeys(("counts", "depths", "ranks", "scores", "next_tokens", "ids", "paths", "accept_lens"), long),
+        **dict.fromkeys(("bonuses", "moved", "live"), long),
         "valid": flag,
-        **dict.fromkeys(("ranks", "paths", "accept_lens", "moved", "live"), long),
+        **dict.fromkeys(("valid_stride", "node_stride", "ids_stride", "row_stride", "path_stride", "width"), "i32"),
     }
-    sizes = {"GATED": True, "N": 65, "LANES": 128, "P": 16, "PATH": 16, "SCALARS": 6, "BINS": 8}
-    found.append(("count", triton_step._count, count, sizes, {"num_warps": 1}))
+    places = ("accept_length_histogram", "leaf_ends", "tree_depth_histogram", "nodes_by_depth", "expected_by_depth")
+    places += ("accepted_rank_by_depth", "first_miss_rank")
+    names = ("LENGTHS", "LEAVES", "DEPTHS", "NODES", "EXPECTED", "ACCEPTED", "MISSES")
+    sizes = {name: layout.at(place) for name, place in zip(names, places, strict=True)}
+    sizes |= {"P": 16, "PATH": 16, "K": 64, "CANDIDATES": 64}
+    for lanes, warps in ((128, 1), (512, 4)):
+        for gated in (False, True):
+            constants = {**sizes, "GATED": gated, "LANES": lanes}
+            found.append((f"count {lanes} {gated}", triton_count._count, count, constants, {"num_warps": warps}))
     return found
 
 

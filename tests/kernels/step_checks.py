@@ -67,39 +67,6 @@ def check_step_inputs_equal_the_twin(device: str) -> None:
         assert found["live"].tolist() == [0] * (bs + 2)
 
 
-def check_counters_equal_the_twin(device: str) -> None:
-    """Counters are evidence: the kernel's additions must be the torch ones, histograms included."""
-    from ddtree.build.triton_step import count_into
-
-    generator = torch.Generator().manual_seed(4)
-    for bs, depth, budget in ((1, 15, 16), (6, 15, 32), (4, 7, 12)):
-        tree = _trees(generator, bs, depth, 8, budget)
-        target = torch.randint(0, 50, tree.draft_token.shape, generator=generator)
-        follow = torch.rand(tree.draft_token.shape, generator=generator) < 0.8
-        children = tree.retrieve_next_token.clamp(min=0)
-        target = torch.where(follow & (children > 0), tree.draft_token.gather(1, children), target)
-        accepted = accept_paths(tree, target, depth + 1)
-        steps = torch.arange(depth + 1)
-        moved = ((accepted.path != steps) & (steps <= accepted.accept_len[:, None])).sum(1)
-        counters = metrics.DeviceCounters(depth + 1, torch.device("cpu"))
-        counters.add(tree, accepted, moved)
-        counters.add(tree, accepted, moved)
-        found = torch.zeros_like(counters._counts, device=device)
-        on_device = SimpleNamespace(valid=tree.valid.to(device), rank=tree.rank.to(device))
-        path, length, slots = (t.to(device) for t in (accepted.path, accepted.accept_len, moved))
-        for _ in range(2):
-            count_into(found, on_device, path, length, slots, 6, metrics.RANK_BINS)
-        assert torch.equal(found.cpu(), counters._counts), (bs, depth, budget)
-        live = torch.zeros(bs, dtype=torch.int64, device=device)
-        count_into(found, on_device, path, length, slots, 6, metrics.RANK_BINS, live)
-        assert torch.equal(found.cpu(), counters._counts), "a request that is not live was counted"
-        live[0] = 1
-        count_into(found, on_device, path, length, slots, 6, metrics.RANK_BINS, live)
-        first = type(accepted)(**{name: array[:1] for name, array in vars(accepted).items()})
-        counters.add(type(tree)(**{name: array[:1] for name, array in vars(tree).items()}), first, moved[:1])
-        assert torch.equal(found.cpu(), counters._counts), "the live request alone"
-
-
 def check_chains_are_the_best_candidates(device: str) -> None:
     """The chain mode must be the linear scheme: one node per depth, the best candidate, whatever the scores are."""
     generator = torch.Generator().manual_seed(5)

@@ -146,10 +146,43 @@ def test_drafter_of_another_target_is_noticed(
 ) -> None:
     """Its tokens are right and its speed is not: without a word nobody looks at the drafter."""
     monkeypatch.setattr(metrics, "_warned", False)
-    for steps, accepted, nodes in ((99, 0, 3168), (5000, 600, 160000), (500, 0, 0)):  # the last: budget 0 was asked for
-        metrics._warn_about_drafter({"requests": steps, "accepted_drafts": accepted, "nodes_built": nodes})
+    monkeypatch.setattr(metrics, "host", metrics.HostCounters())
+    for steps, accepted, nodes in ((31, 0, 992), (5000, 600, 160000), (500, 0, 0)):  # the last: budget 0 was asked for
+        metrics._judge_drafter({"requests": steps, "accepted_drafts": accepted, "nodes_built": nodes})
     assert not caplog.records
+    assert metrics.host.values["poor_drafter"] == 0
     for steps, accepted in ((200, 3), (300, 4)):
-        metrics._warn_about_drafter({"requests": steps, "accepted_drafts": accepted, "nodes_built": 32 * steps})
+        metrics._judge_drafter({"requests": steps, "accepted_drafts": accepted, "nodes_built": 32 * steps})
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "--speculative-draft-model-path" in caplog.text
+    for words in ("3 drafts", "200 steps", "1.01 tokens per step", "--speculative-draft-model-path"):
+        assert words in caplog.text
+    assert metrics.host.values["poor_drafter"] == 1
+
+
+def test_drafter_is_looked_at_within_the_first_hundred_steps(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reading once a second comes after hundreds of steps, and without a run folder nobody reads at all."""
+
+    class Device:
+        """Counters whose copy arrives at the third look; two requests a step, nothing accepted."""
+
+        looks = 0
+
+        def look(self) -> dict[str, int] | None:
+            self.looks += 1
+            steps = 2 * metrics.LOOK_AT_STEP
+            return {"requests": steps, "accepted_drafts": 1, "nodes_built": 9 * steps} if self.looks > 2 else None
+
+    device = Device()
+    monkeypatch.setattr(metrics, "device", device)
+    monkeypatch.setattr(metrics, "host", metrics.HostCounters())
+    monkeypatch.setattr(metrics, "_warned", False)
+    monkeypatch.setattr(metrics, "_looked", False)
+    for _ in range(99):
+        metrics.step_done()
+    assert len(caplog.records) == 1
+    for _ in range(200):
+        metrics.step_done()
+    assert device.looks == 3
+    assert len(caplog.records) == 1
