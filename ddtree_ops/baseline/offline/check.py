@@ -79,7 +79,7 @@ def _reach(
 
 
 def _path(tree: Any, truth: list[int]) -> list[int]:
-    """The nodes along the true continuation; trees are nested, so the first ``b`` nodes are the tree of budget ``b``."""
+    """The nodes along the true continuation. Trees are nested: the first ``b`` nodes are the tree of budget ``b``."""
     children = {(tree.parent[node], tree.token[node]): node for node in range(1, len(tree))}
     nodes: list[int] = []
     here = 0

@@ -15,13 +15,8 @@ from typing import Any
 Config = Mapping[str, Any]
 _OTHER_KINDS = (
     *("selector_rank", "selector_top_k", "projector_type", "lilicorr", "conv_kernel_size", "output_multiplier"),
-    *(
-        "final_logit_softcapping",
-        "attention_sink_bias",
-        "attention_value_scale",
-        "shift_label",
-        "pure_draft_prefix_len",
-    ),
+    *("final_logit_softcapping", "attention_sink_bias", "attention_value_scale"),
+    *("shift_label", "pure_draft_prefix_len"),
 )
 
 
@@ -76,7 +71,7 @@ def draft_config(found: Config, target: Config, where: str) -> DraftConfig:
     _refuse(found, dflash, where)
     target_layers = int(target["num_hidden_layers"])
     block = dflash.get("block_size", found.get("block_size", 16))
-    if int(block) < 2:
+    if block is None or int(block) < 2:
         raise Unsupported(f"{where}: block_size {block} drafts nothing")
     mask_id = dflash.get("mask_token_id", found.get("mask_token_id"))
     if mask_id is None:

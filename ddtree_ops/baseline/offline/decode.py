@@ -8,6 +8,7 @@ chosen token, so the output is the target's own greedy output, or has exactly th
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -63,7 +64,7 @@ class Chooser:
 
 
 def candidates(logits: Tensor, ranks: int) -> tuple[list[list[int]], list[list[float]]]:
-    """The best ``ranks`` tokens per row in the order (logit descending, id ascending), and float32 log-probabilities."""
+    """The best ``ranks`` tokens per row, (logit descending, id ascending), and their float32 log-probabilities."""
     values, order = logits.sort(dim=-1, descending=True, stable=True)
     log_probs = values[..., :ranks] - logits.logsumexp(-1, keepdim=True)
     return order[..., :ranks].tolist(), log_probs.tolist()
@@ -149,7 +150,7 @@ class Decoder:
             self._remember(context, list(path))
             self.target.keep(list(path))
         clock.append(time.perf_counter())
-        micros = [round(1e6 * (late - early)) for early, late in zip(clock, clock[1:], strict=False)]
+        micros = [round(1e6 * (late - early)) for early, late in itertools.pairwise(clock)]
         return trace.TraceRound(
             req=req,
             round=number,

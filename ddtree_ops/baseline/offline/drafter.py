@@ -64,7 +64,7 @@ class Attention(nn.Module):
         return k.transpose(1, 2), v.transpose(1, 2)
 
     def forward(self, x: Tensor, positions: Tensor, rope: Rope, context: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
-        """Attend from ``x`` to ``context`` and ``x``; ``mask`` ``[rows, 1, 1, context + tokens]`` is true where seen."""
+        """Attend from ``x`` to ``context`` and ``x``; ``mask`` ``[rows, 1, 1, context + tokens]``: what is seen."""
         q = rope(self.q_norm(self.q_proj(x).unflatten(-1, (self.heads, self.dim))), positions).transpose(1, 2)
         own = self.keys_values(x, positions, rope)
         repeat = self.heads // self.kv_heads
@@ -185,7 +185,8 @@ def load_drafter(folder: Path, target: Config, device: torch.device, dtype: torc
     if odd:
         raise Unsupported(f"{folder}: weights of another kind of drafter: {', '.join(sorted(odd)[:4])} ({len(odd)})")
     drafter.load_state_dict(found)
-    return drafter.to(device, dtype).eval()
+    drafter.to(device, dtype).eval()
+    return drafter
 
 
 def _weights(folder: Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Record an offline run as ``ddtree-trace/1``: ``python -m ddtree_ops.baseline.offline``.
 
-Needs torch and transformers, and of this project the files of ``ddtree_ops/baseline`` and ``kernels/ddtree/tree`` on the
-path; no SGLang. Budgets: one run at the largest (``--mode tree``), and for greedy runs the exact walk of every budget
-over the same answers. Exit status: 0 recorded, 2 not understood (one line on stderr says what), 8 the control failed.
+Needs torch, transformers and this project on the path (of it ``ddtree_ops/baseline``, ``kernels/ddtree/tree`` and what
+they import); no SGLang. Budgets: one run at the largest (``--mode tree``), and for greedy runs the exact walk of every
+budget over the same answers. Exit status: 0 recorded, 2 not understood (stderr says what), 8 the control failed.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Target:
         return cls(model.to(device).eval(), config)
 
     def _tap(self, index: int) -> Any:
-        def hook(module: Any, inputs: Any, output: Any) -> None:
+        def hook(_module: Any, _inputs: Any, output: Any) -> None:
             if index in self.taps:
                 self._tapped[index] = output[0] if isinstance(output, tuple) else output
 
@@ -123,7 +123,5 @@ def _layers(cache: Any) -> Any:
     if layers is None or not all(hasattr(layer, "keys") for layer in layers):
         import transformers
 
-        raise Unsupported(
-            f"transformers {transformers.__version__}: its DynamicCache has no layers with keys and values"
-        )
+        raise Unsupported(f"transformers {transformers.__version__}: DynamicCache without layers.keys and .values")
     return layers
