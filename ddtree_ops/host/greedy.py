@@ -68,12 +68,12 @@ def ask(client: Client, prompt: Row, sampling: Sampling, logprobs: bool = False)
         row["status"] = trouble.status
         row["seconds"] = round(time.monotonic() - started, 4)
         return row
-    row.update(_numbers(meta), chunks=chunks)
+    row.update(numbers(meta), chunks=chunks)
     row["ok"] = row["completion_tokens"] > 0
     if not row["ok"]:
         row["error"] = "the answer is empty"
     if logprobs:
-        row["top"] = _top(meta)
+        row["top"] = top_of(meta)
     return row
 
 
@@ -85,7 +85,8 @@ def _collect(ids: List[int], new: Sequence[int], total: int) -> None:
         ids.extend(new)
 
 
-def _numbers(meta: Row) -> Row:
+def numbers(meta: Row) -> Row:
+    """What ``meta_info`` of a finished request tells, under our names; counts of speculation where there are any."""
     finish = meta.get("finish_reason")
     return {
         "prompt_tokens": int(meta.get("prompt_tokens") or 0),
@@ -103,7 +104,7 @@ def _first(meta: Row, *names: str) -> Any:
     return next((meta[name] for name in names if meta.get(name) is not None), None)
 
 
-def _top(meta: Row) -> List[List[List[float]]]:
+def top_of(meta: Row) -> List[List[List[float]]]:
     """Per position the best candidates as ``[token id, log-probability]``, best first."""
     found: List[List[List[float]]] = []
     for position in meta.get("output_top_logprobs") or ():

@@ -57,6 +57,11 @@ class Client:
         self._key = key
 
     @property
+    def key(self) -> str:
+        """For another client of the same server; it belongs into a header and nowhere else."""
+        return self._key
+
+    @property
     def url(self) -> str:
         """For messages."""
         return "http://%s:%d" % ("[%s]" % self.host if ":" in self.host else self.host, self.port)
