@@ -84,6 +84,11 @@ def bonus_tokens(draft_input: Any) -> Any:
     return draft_input.bonus_tokens if hasattr(draft_input, "bonus_tokens") else draft_input.verified_id
 
 
+def tp_rank(worker: Any) -> int:
+    """Return the worker's rank in its tensor-parallel group."""
+    return int(getattr(getattr(worker, "ps", worker), "tp_rank", 0) or 0)
+
+
 def recurrent(model_config: Any) -> bool:
     """Tell whether the target keeps a recurrent state in any layer."""
     mambaish_config = optional("sglang.srt.configs.hybrid_arch", "mambaish_config")
