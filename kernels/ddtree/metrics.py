@@ -199,9 +199,10 @@ def snapshot() -> dict[str, Any]:
             _settled = steps == _last_steps
             _last_steps = steps
             _last = device.read()
+            if timing is not None:
+                _last["time_split"] = timing.read()
             _judge_drafter(_last)
-        split = {} if timing is None else {"time_split": timing.read()}
-        return {**host.read(), **_last, **split}
+        return {**host.read(), **_last}
 
 
 def _judge_drafter(counters: dict[str, Any]) -> None:

@@ -7,10 +7,13 @@ Run by the CPU environment's Python (Triton interpreted), and by ``tests/gpu`` o
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import sys
+import time
 import traceback
+import types
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -202,6 +205,70 @@ def check_candidates_that_do_not_fit_are_refused(device: str) -> None:
         except ValueError:
             refused = True
         assert refused, wrong
+
+
+def check_samples_of_the_clock_are_whole(device: str) -> None:
+    """A stage that left no stamp, or one of an earlier step, must not be counted as a very long or negative one."""
+    from ddtree.build import triton_clock
+
+    stamps = torch.zeros(4, dtype=torch.int64, device=device)
+    sums = torch.zeros((3, 5), dtype=torch.int64, device=device)
+
+    def step(times: list[int | None], end: int) -> None:
+        for place, at in enumerate(times):
+            if at is not None:
+                triton_clock.stamp(stamps, place, torch.tensor([at], device=device))
+        triton_clock.collect(stamps, sums, 1, torch.tensor([end], device=device))
+        assert stamps.tolist() == [0] * 4
+
+    step([100, 250, 270, 900], 1000)
+    assert sums.tolist() == [[0] * 5, [150, 20, 630, 100, 1], [0] * 5]
+    step([1100, None, 1200, 1300], 1400)
+    step([1100, 50, 1200, 1300], 1400)
+    assert sums[1].tolist() == [150, 20, 630, 100, 1]
+    step([2000, 2001, 2003, 2007], 2015)
+    assert sums[1].tolist() == [151, 22, 634, 108, 2]
+
+
+def check_one_step_in_so_many_is_timed(device: str) -> None:
+    """The time split must not cost every step, and its stages must be told apart, by width."""
+    timing = _adapter("timing")
+    for text, message in (("often", "DDTREE_TIME_EVERY='often'"), ("-1", "-1")):
+        try:
+            timing.from_environment(device, {timing.ENV_EVERY: text})
+        except ValueError as error:
+            found = str(error)
+        assert message in found
+    assert timing.from_environment(device, {timing.ENV_EVERY: "0"}) is None
+    timing.passed("draft")  # without a timer: nothing
+    timer = timing.from_environment(device, {timing.ENV_EVERY: "3"})
+    assert timer is metrics.timing
+    for number in range(12):
+        timer.begin()
+        assert timer.sampling == (number % 3 == 2)
+        time.sleep(0.003)
+        timing.passed("draft")
+        timing.passed("build")
+        time.sleep(0.006)
+        if number != 8:  # a step that could not say when its verify pass ended
+            timing.passed("verify")
+        timer.end(17 if number < 6 else 33)
+    found = timer.read()
+    assert found["clock"] == ("gpu" if device != "cpu" else "host")
+    assert (found["samples"], found["by_width"]["17"]["samples"], found["by_width"]["33"]["samples"]) == (3, 2, 1)
+    metrics.timing = None
+    if device == "cpu":
+        assert found["draft_us"] >= 3 * 3000
+        assert found["verify_us"] >= 3 * 6000
+        assert found["build_us"] + found["commit_us"] < found["draft_us"]
+
+
+def _adapter(name: str) -> Any:
+    """Import an adapter that needs nothing of SGLang."""
+    package = types.ModuleType("ddtree.adapters")
+    package.__path__ = [str(Path(metrics.__file__).parent / "adapters")]
+    sys.modules.setdefault("ddtree.adapters", package)
+    return importlib.import_module(f"ddtree.adapters.{name}")
 
 
 CHECKS = {name: check for name, check in list(globals().items()) if name.startswith("check_")}

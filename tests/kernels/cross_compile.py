@@ -18,7 +18,15 @@ ARCHITECTURES = (80, 90, 100, 120)
 
 def kernels() -> list[tuple[str, Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
     """Every kernel in the forms that are launched: (name, function, argument types, constants, options)."""
-    from ddtree.build import triton_builder, triton_commit, triton_count, triton_merge, triton_step, triton_topk
+    from ddtree.build import (
+        triton_builder,
+        triton_clock,
+        triton_commit,
+        triton_count,
+        triton_merge,
+        triton_step,
+        triton_topk,
+    )
     from ddtree.build.count import Layout
 
     long, single, flag = "*i64", "*fp32", "*i1"
@@ -70,7 +78,8 @@ def kernels() -> list[tuple[str, Any, dict[str, str], dict[str, Any], dict[str, 
         sizes = {"SHARDS": shards, "RANKS": ranks, "CHUNKS": 3, "LANES": lanes, "CHUNKS2": 32, "STEPS": 7, "BITS": 16}
         found.append((f"merge {shards}", triton_merge._merge, merge, sizes, {"num_warps": 4}))
     build = {
-        **dict.fromkeys(("root_token", "ids", "scores", "seq_lens", "budgets", "depth_limits", "nodes"), long),
+        **dict.fromkeys(("root_token", "ids", "scores", "seq_lens", "budgets", "end_lens", "nodes"), long),
+        "shape": "*i32",
         "array_stride": "i32",
         **dict.fromkeys(("mask", "valid"), flag),
         "scratch": long,
@@ -115,10 +124,14 @@ def kernels() -> list[tuple[str, Any, dict[str, str], dict[str, Any], dict[str, 
     prepare = {
         **dict.fromkeys(("roots", "seq_lens", "pool_indices"), long),
         "table": "*i32",
-        **dict.fromkeys(("table_stride", "table_width", "mask_token", "bs", "is_live"), "i32"),
+        **dict.fromkeys(("table_stride", "table_width", "mask_token", "bs", "is_live", "width"), "i32"),
         **dict.fromkeys(("live", "window", "front", "block_ids", "positions"), long),
     }
-    found.append(("prepare", triton_step._prepare, prepare, {"N": 65, "LANES": 128, "B": 16}, {"num_warps": 1}))
+    found.append(("prepare", triton_step._prepare, prepare, {"LANES": 128, "B": 16}, {"num_warps": 1}))
+    times = {"stamps": long, "fake": long}
+    found.append(("stamp", triton_clock._stamp, {**times, "place": "i32"}, {"FAKE": False}, {"num_warps": 1}))
+    sums = {**times, "sums": long, "row": "i32"}
+    found.append(("collect", triton_clock._collect, sums, {"FAKE": False}, {"num_warps": 1}))
     layout = Layout(path_width=16, ranks=64)
     count = {
         **dict.fromkeys(("counts", "depths", "ranks", "scores", "next_tokens", "ids", "paths", "accept_lens"), long),
