@@ -11,6 +11,7 @@ from .schema import Cell, Plan, Request, RoundRow
 
 PLAIN_ARM = "ar"
 CLIENT_BUSY = 0.9  # of one core: beyond, the load generator and not the server sets the pace
+NOT_EMPTIED = "the prefix cache was not emptied"
 POOR_TOKENS = 1.15  # tokens per verify step of a drafter that helps nowhere
 
 
@@ -25,8 +26,8 @@ def judged(row: RoundRow, plan: Plan) -> RoundRow:
     """``row`` with its verdict: what it already has against it, and every rule that it breaks."""
     why = [*row.why, *(reason for reason in _round_reasons(row, plan) if reason not in row.why)]
     notes = list(row.notes)
-    if plan.cold and not row.flushed:
-        notes.append("the server did not confirm that its prefix cache was emptied")
+    if plan.cold and not row.flushed and not any(note.startswith(NOT_EMPTIED) for note in notes):
+        notes.append(f"{NOT_EMPTIED}: the server did not confirm it")
     return msgspec.structs.replace(
         row, verdict="invalid" if why else "ok", why=tuple(why), notes=tuple(dict.fromkeys(notes))
     )
