@@ -9,6 +9,6 @@ KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 sys.path.insert(0, str(KERNELS))
 
 from ddtree import beacon, limits, metrics, settings  # noqa: E402
-from ddtree.tree import definition, heap, trace, walk  # noqa: E402
+from ddtree.tree import definition, heap, trace, universe, walk  # noqa: E402
 
-__all__ = ["KERNELS", "beacon", "definition", "heap", "limits", "metrics", "settings", "trace", "walk"]
+__all__ = ["KERNELS", "beacon", "definition", "heap", "limits", "metrics", "settings", "trace", "universe", "walk"]
