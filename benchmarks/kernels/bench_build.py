@@ -27,6 +27,7 @@ import triton
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "kernels"))
 
 from ddtree.build import accept, topk, torch_builder, triton_builder, triton_commit, triton_topk
+from ddtree.build.shape import NO_END, DeviceShape, Shape
 
 DEPTH = 15
 CHAIN = 20
@@ -132,18 +133,19 @@ def bench_build(bs: int, budget: int) -> Row:
     ids, log_probs, scores = (t.view(bs, DEPTH, budget) for t in topk.candidates(logits, budget))
     long = {"dtype": torch.int64, "device": "cuda"}
     roots, lens = torch.full((bs,), 3, **long), torch.full((bs,), 1000, **long)
-    budgets, limits = torch.full((bs,), budget, **long), torch.full((bs,), DEPTH, **long)
+    budgets, ends = torch.full((bs,), budget, **long), torch.full((bs,), NO_END, **long)
     width = budget + 1
+    shape = DeviceShape(Shape(width, budget), "cuda")
     buffers = triton_builder.make_buffers(bs, width, DEPTH, budget, "cuda")
     full = torch.zeros(width * bs * (1000 + width), dtype=torch.bool, device="cuda")
 
     def kernel(square: bool = True) -> torch_builder.TreeBatch:
         return triton_builder.build_trees_into(
-            roots, ids, scores, lens, budgets, limits, buffers, full, square_mask=square
+            roots, ids, scores, lens, budgets, ends, shape, buffers, full, square_mask=square
         )
 
     def plain() -> torch_builder.TreeBatch:
-        return torch_builder.build_trees(roots, ids, scores, lens, budgets, limits, width)
+        return torch_builder.build_trees(roots, ids, scores, lens, budgets, ends, shape.host)
 
     row: Row = {"what": "build", "bs": bs, "budget": budget, "depth": DEPTH, "ranks": budget, "full_mask": True}
     row |= graph_times(kernel)
@@ -187,7 +189,7 @@ def bench_accept(bs: int, budget: int) -> Row:
     ids, _, scores = (t.view(bs, DEPTH, budget) for t in topk.candidates(logits, budget))
     long = {"dtype": torch.int64, "device": "cuda"}
     lens, sizes = torch.full((bs,), 1000, **long), torch.full((bs,), budget, **long)
-    tree = torch_builder.build_trees(lens, ids, scores, lens, sizes, torch.full((bs,), DEPTH, **long), width)
+    tree = torch_builder.build_trees(lens, ids, scores, lens, sizes, lens + 1 + DEPTH, Shape(width, budget))
     target = torch.zeros(bs, width, **long)
     for b in range(bs):  # confirm the path to node 3/4 of the budget
         node = budget * 3 // 4

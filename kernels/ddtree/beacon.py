@@ -37,12 +37,13 @@ settings: dict[str, Any] = {}
 class Control:
     """What ``control.json`` asks for.
 
-    ``budget`` is ``None`` or the number of nodes allowed at most; ``mode`` is ``tree``, or ``chain`` for trees that are
-    the chain of best candidates (the linear scheme in the same captured graphs).
+    ``budget`` is ``None`` (the server's own), a number of nodes, or ``auto``; ``mode`` is ``tree``, or ``chain`` for
+    trees that are the chain of best candidates (the linear scheme, in captured graphs). A file without ``mode`` leaves
+    the mode as it is, until there is no file.
     """
 
     def __init__(self) -> None:
-        self.budget: int | None = None
+        self.budget: int | str | None = None
         self.mode = "tree"
         self.error: str | None = None
         self._seen: tuple[int, int] | None = None
@@ -59,9 +60,9 @@ class Control:
         self._seen = (stat.st_mtime_ns, stat.st_ino)
         try:
             asked = json.loads(path.read_text("utf-8"))
-            budget, mode = asked.get("budget"), asked.get("mode", "tree")
-            if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
-                raise ValueError(f"budget must be a whole number of nodes, got {budget!r}")
+            budget, mode = asked.get("budget"), asked.get("mode", self.mode)
+            if budget not in (None, "auto") and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
+                raise ValueError(f'budget must be a whole number of nodes from 1, or "auto", got {budget!r}')
             if mode not in ("tree", "chain"):
                 raise ValueError(f'mode must be "tree" or "chain", got {mode!r}')
         except (OSError, ValueError, AttributeError) as error:

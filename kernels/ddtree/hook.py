@@ -113,6 +113,7 @@ def make_capture_verify_input(runner: Any, num_tokens: int) -> Any:
     With it the attention backend captures kernels that read its mask buffer; without it they would be causal, and
     verify a tree as a chain. The worker's self-check refuses to serve from graphs captured without this hook.
     """
+    from .adapters import compat
     from .adapters.verify_input import graph_mask, shapes_only
 
     del num_tokens  # the width per request is what shapes the graph
@@ -121,7 +122,7 @@ def make_capture_verify_input(runner: Any, num_tokens: int) -> Any:
         mask = graph_mask(runner.attn_backend)
     if mask is None:
         raise RuntimeError("DDTREE: the attention backend has no buffer for a tree mask; start with triton attention.")
-    return shapes_only(settings.current().width, mask)
+    return shapes_only(compat.captured_width(runner) or settings.current().width, mask)
 
 
 def _require_spec_v2() -> None:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Any
 
+from .control import ladder
 from .tree.definition import CODE_BITS, MAX_DEPTH, code_bits_needed
 
 ENV_BUDGET = "DDTREE_BUDGET"
+"""A number of nodes, or ``auto``."""
+ENV_LADDER = "DDTREE_LADDER"
+"""Widths to verify in, see ``control.ladder.parse``."""
 ENV_RESOLVED = "DDTREE_RESOLVED_BUDGET"
 """Set by the launching process for its children, which see resolved flags only."""
 ENV_ALLOW_CPU = "DDTREE_ALLOW_CPU"
 ENV_API_KEY = "SGLANG_DDTREE_API_KEY"
 FLAG_WIDTH = "--speculative-num-draft-tokens"
 FLAG_BLOCK = "--speculative-dflash-block-size"
+AUTO = "auto"
 DEFAULT_BUDGET = 32
+AUTO_BUDGET = 64
+"""The largest budget that ``auto`` may choose, where no width flag says otherwise."""
 MAX_BUDGET = 1024
 
 
@@ -25,11 +33,14 @@ class Settings:
 
     ``width`` is ``budget + 1``, or the block size where that is larger (draft block and tree share one window of KV
     slots); the extra nodes are unreachable padding then. The deepest path has ``min(block_size, budget + 1)`` nodes.
+    With ``auto`` the budget is the largest that may be chosen. ``ladder`` is what ``DDTREE_LADDER`` says.
     """
 
     budget: int
     width: int
     block_size: int
+    auto: bool = False
+    ladder: str = ""
 
     @property
     def depth(self) -> int:
@@ -41,9 +52,17 @@ class Settings:
         """Candidates per depth that a tree of this budget can use, vocabulary permitting."""
         return max(self.budget, 1)
 
-    def as_dict(self) -> dict[str, int]:
-        """Return the fields for a log line or beacon."""
-        return asdict(self)
+    def widths(self) -> ladder.Ladder:
+        """Return the widths to verify in; raises ``ValueError`` where ``ladder`` is none."""
+        if self.ladder:
+            limits = ladder.parse(self.ladder, self.budget, self.block_size)
+            return ladder.Ladder.of(limits, limits)
+        return ladder.Ladder.of(ladder.default_widths(self.budget, self.block_size))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what a beacon shows."""
+        shown = {"budget": self.budget, "width": self.width, "block_size": self.block_size, "auto": self.auto}
+        return {**shown, "ladder": list(self.widths().widths)}
 
 
 def resolve(
@@ -68,7 +87,15 @@ def resolve(
             f"DDTREE: budget {budget} with block size {block} needs {needed} bits of order code, "
             f"{CODE_BITS} are available; use a smaller budget."
         )
-    return Settings(budget=budget, width=max(budget + 1, block), block_size=block)
+    found = Settings(
+        budget=budget,
+        width=max(budget + 1, block),
+        block_size=block,
+        auto=environ.get(ENV_BUDGET) == AUTO,
+        ladder=environ.get(ENV_LADDER, ""),
+    )
+    found.widths()  # refuses a bad ladder
+    return found
 
 
 def _budget(width_flag: int | None, env: str | None) -> int:
@@ -76,12 +103,13 @@ def _budget(width_flag: int | None, env: str | None) -> int:
     from_flag = None if width_flag is None else int(width_flag) - 1
     if from_flag is not None and from_flag < 1:
         raise ValueError(f"DDTREE: {FLAG_WIDTH}={width_flag} leaves no draft node; it is budget + 1, so at least 2.")
-    if not env:
-        return DEFAULT_BUDGET if from_flag is None else from_flag
+    if not env or env == AUTO:
+        default = AUTO_BUDGET if env else DEFAULT_BUDGET
+        return default if from_flag is None else from_flag
     try:
         budget = int(env)
     except ValueError:
-        raise ValueError(f"DDTREE: {ENV_BUDGET}={env!r} is not a number of nodes.") from None
+        raise ValueError(f"DDTREE: {ENV_BUDGET}={env!r} is neither a number of nodes nor {AUTO!r}.") from None
     if budget < 1:
         raise ValueError(f"DDTREE: {ENV_BUDGET}={env} leaves no draft node; use at least 1.")
     if from_flag is not None and from_flag != budget:
@@ -109,8 +137,15 @@ def _block_size(flag: int | None, drafter: int | None) -> int:
 def inherit(width: int, block_size: int, environ: Mapping[str, str] | None = None) -> Settings:
     """Return the settings in a child process, from resolved flags and what the launching process left behind."""
     environ = os.environ if environ is None else environ
-    budget = environ.get(ENV_RESOLVED) or environ.get(ENV_BUDGET) or str(width - 1)
-    return Settings(budget=int(budget), width=int(width), block_size=int(block_size))
+    auto = environ.get(ENV_BUDGET) == AUTO
+    budget = environ.get(ENV_RESOLVED) or (not auto and environ.get(ENV_BUDGET)) or width - 1
+    return Settings(
+        budget=int(budget),
+        width=int(width),
+        block_size=int(block_size),
+        auto=auto,
+        ladder=environ.get(ENV_LADDER, ""),
+    )
 
 
 _current: Settings | None = None

@@ -30,19 +30,21 @@ def test_one_graph_from_logits_to_paths() -> None:
     """Captured once, replayed with other logits, lengths and budgets: nothing of the first data may survive."""
     from ddtree.build import accept, topk, torch_builder
     from ddtree.build.select import TreeBuilder
+    from ddtree.build.shape import DeviceShape, Shape
 
     bs, depth, vocab, budget = 4, 15, 5000, 32
     width = budget + 1
     builder = TreeBuilder(bs, depth, budget, width, vocab, "cuda")
     logits = torch.zeros(bs, depth, vocab, device="cuda")
     long = {"dtype": torch.int64, "device": "cuda"}
-    roots, lens, budgets, limits = (torch.zeros(bs, **long) for _ in range(4))
+    roots, lens, budgets, ends = (torch.zeros(bs, **long) for _ in range(4))
+    shape = DeviceShape(Shape(width, budget), "cuda")
     target = torch.zeros(bs, width, **long)
     full = torch.zeros(width * (4000 + bs * width), dtype=torch.bool, device="cuda")
 
     def step() -> Any:
         ids, _, scores = builder.candidates(logits)
-        tree = builder.build(roots, ids, scores, lens, budgets, limits, full)
+        tree = builder.build(roots, ids, scores, lens, budgets, ends, shape, full)
         return ids, scores, tree, builder.accept(tree, target, lens)
 
     step()
@@ -55,9 +57,9 @@ def test_one_graph_from_logits_to_paths() -> None:
         roots.random_(0, vocab)
         lens.random_(0, 900)
         budgets.random_(0, budget + 4)
-        limits.random_(0, depth + 2)
+        ends.copy_(lens + torch.randint(0, depth + 3, (bs,), device="cuda"))
         graph.replay()  # builds the tree; its acceptance is of the old target
-        twin = torch_builder.build_trees(roots, ids, scores, lens, budgets, limits, width)
+        twin = torch_builder.build_trees(roots, ids, scores, lens, budgets, ends, shape.host)
         assert torch.equal(topk.candidates(logits, budget)[0], ids)
         for field, tensor in vars(twin).items():
             assert torch.equal(getattr(tree, field), tensor), field
@@ -72,11 +74,12 @@ def test_nothing_waits_for_the_device() -> None:
     """A hidden synchronisation costs more than the kernel: torch's own detector must see none."""
     from ddtree.build import triton_commit
     from ddtree.build.select import TreeBuilder
+    from ddtree.build.shape import DeviceShape, Shape
 
     builder = TreeBuilder(2, 7, 16, 17, 5000, "cuda")
     logits = torch.randn(2, 7, 5000, device="cuda")
     lens, roots = torch.tensor([3, 4], device="cuda"), torch.tensor([1, 2], device="cuda")
-    limits = torch.tensor([16, 16], device="cuda")
+    ends, shape = lens + 17, DeviceShape(Shape(17, 16), "cuda")
     target = torch.zeros(2, 17, dtype=torch.int64, device="cuda")
     buffers = [torch.zeros(64, 8, 16, device="cuda") for _ in range(4)]
     window = torch.arange(34, device="cuda").view(2, 17)
@@ -84,7 +87,7 @@ def test_nothing_waits_for_the_device() -> None:
 
     def step() -> None:
         ids, _, scores = builder.candidates(logits)
-        accepted = builder.accept(builder.build(roots, ids, scores, lens, limits, limits), target, lens)
+        accepted = builder.accept(builder.build(roots, ids, scores, lens, ends, ends, shape), target, lens)
         triton_commit.compact_kv_into(table, window, accepted.path, accepted.accept_len)
 
     step()

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "kernels"))
 
 from ddtree import metrics, settings
 from ddtree.build.accept import accept_paths
+from ddtree.build.shape import NO_END, Shape
 from ddtree.build.step import StepBuffers
 from ddtree.build.torch_builder import build_trees
 
@@ -42,7 +43,7 @@ def _trees(generator: torch.Generator, bs: int, depth: int, ranks: int, budget: 
     scores = (log_probs.double() * 2**32).round().long()
     lens = torch.randint(1, 40, (bs,), generator=generator)
     budgets = torch.full((bs,), budget)
-    return build_trees(lens, ids, scores, lens, budgets, torch.full((bs,), depth), budget + 1)
+    return build_trees(lens, ids, scores, lens, budgets, torch.full((bs,), NO_END), Shape(budget + 1, budget))
 
 
 def check_step_inputs_equal_the_twin(device: str) -> None:
@@ -76,18 +77,22 @@ def check_chains_are_the_best_candidates(device: str) -> None:
     tail = adapter("draft_tail").DraftTail(shape, head, vocab, None, 4, device)
     states = torch.randn((bs * 8, hidden), generator=generator).to(device)
     root, lens = torch.tensor([1, 2, 3], device=device), torch.tensor([5, 6, 7], device=device)
-    tail.set_shape(None, True)
+    tail.set_shape(Shape(8, 7, 1))
     _, tree = tail.run(states, root, lens, None)
     best = (states.view(bs, 8, -1)[:, 1:] @ head.weight.T).argmax(-1)
+    assert tree.draft_token.shape == (bs, 8)
     assert torch.equal(tree.draft_token[:, 1:8], best)
     assert bool((tree.valid.sum(1) == 8).all())
     assert torch.equal(tree.parent[:, 1:8], torch.arange(7, device=device).expand(bs, 7))
-    tail.set_shape(3, True)
+    tail.set_shape(Shape(12, 3, 1))
     assert bool((tail.run(states, root, lens, None)[1].valid.sum(1) == 4).all())
-    tail.set_shape(12, False)
+    tail.set_shape(Shape(21, 12))
     assert bool((tail.run(states, root, lens, None)[1].valid.sum(1) == 13).all())
-    tail.set_shape(99, False)
-    assert bool((tail.run(states, root, lens, None)[1].valid.sum(1) == 21).all())
+    tail.set_shape(Shape(17, 99))
+    assert bool((tail.run(states, root, lens, None)[1].valid.sum(1) == 17).all())
+    tail.budgets[1], tail.end_lens[2] = 5, 9
+    assert tail.run(states, root, lens, None)[1].valid.sum(1).tolist()[:2] == [17, 6]
+    assert int(tail.run(states, root, lens, None)[1].depth[2].max()) == 1
 
 
 def check_sampled_tokens_have_the_targets_law(device: str) -> None:
@@ -108,7 +113,7 @@ def check_sampled_tokens_have_the_targets_law(device: str) -> None:
         scores = torch.log_softmax(torch.randn((depth, vocab), generator=generator), -1).sort(-1, descending=True)[0]
         one = build_trees(
             torch.zeros(1, dtype=torch.long), ids[None], (scores * 2**32).round().long()[None],
-            torch.ones(1, dtype=torch.long), torch.tensor([budget]), torch.tensor([depth]), budget + 1,
+            torch.ones(1, dtype=torch.long), torch.tensor([budget]), torch.tensor([NO_END]), Shape(budget + 1, budget),
         )  # fmt: skip
         rows = torch.where((one.depth[0] == 0)[:, None], first, second[one.draft_token[0]])
         tree = type(one)(**{k: v.expand(draws, *v.shape[1:]).contiguous().to(device) for k, v in vars(one).items()})
@@ -205,7 +210,7 @@ def check_captured_tail_touches_only_live_requests(device: str) -> None:
     buffers = StepBuffers(bs, width, depth + 1, device)
     step = buffers.views(bs)
     step.window.copy_(torch.randperm(79, generator=generator)[: bs * width].view(bs, width) + 1)
-    draft = SimpleNamespace(settings=SimpleNamespace(width=width), static_trees=lambda _: tree)
+    draft = SimpleNamespace(settings=SimpleNamespace(width=width), static_trees=lambda *_: tree)
     counters = metrics.DeviceCounters(depth + 1, torch.device(device))
     tail = verify_tail.VerifyTail(draft, buffers, committer, counters, bs)
     out = SimpleNamespace(next_token_logits=logits, hidden_states=states)
@@ -216,7 +221,7 @@ def check_captured_tail_touches_only_live_requests(device: str) -> None:
         step.live.copy_(torch.tensor(live))
         before = [buffer.clone() for buffer in commit.kv_buffers(pool)]
         counters._counts.zero_()
-        tail.hook(None, out, SimpleNamespace(seq_lens=lens), bs * width)
+        tail.hook(None, out, SimpleNamespace(seq_lens=lens, batch_size=bs), bs * width)
         expected = [buffer.clone() for buffer in before]
         for b in (b for b in range(bs) if live[b]):
             for j in range(int(twin.accept_len[b]) + 1):
@@ -226,7 +231,7 @@ def check_captured_tail_touches_only_live_requests(device: str) -> None:
             assert torch.equal(new, buffer), live
         assert counters._counts[0] == sum(live)
         assert counters._counts[1] == int(twin.accept_len[:2].sum()) * live[0]
-        done = tail.result(2)
+        done = tail.result(2, width)
         assert torch.equal(done.outcome.accepted.out_tokens, twin.out_tokens[:2])
         assert torch.equal(done.outcome.commit_lens.long(), twin.accept_len[:2] + 1)
         assert torch.equal(done.outcome.new_seq_lens, lens[:2] + twin.accept_len[:2] + 1)

@@ -19,6 +19,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "kernels"))
 
 from ddtree.build.accept import accept_paths
+from ddtree.build.shape import NO_END, Shape
 from ddtree.build.topk import candidates, ordered_topk, quantise
 from ddtree.build.torch_builder import TreeBatch, build_trees
 from ddtree.tree import definition, heap, walk
@@ -57,13 +58,21 @@ def _each_case():  # type: ignore[no-untyped-def]
             )
 
 
+def limited(
+    roots: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor, lens: torch.Tensor,
+    budgets: torch.Tensor, limits: torch.Tensor, width: int,
+) -> TreeBatch:  # fmt: skip
+    """Build with depth limits instead of end lengths, in one width, with no other limit."""
+    return build_trees(roots, ids, scores, lens, budgets, lens + 1 + limits, Shape(width, width))
+
+
 def _build(
     logits: torch.Tensor, budget: int, budgets: torch.Tensor, limits: torch.Tensor
 ) -> tuple[TreeBatch, list[definition.Tree]]:
     """Build the batch, and the same trees by the heap from the same candidates."""
     ids, log_probs, scores = candidates(logits, min(max(budget, 1), logits.shape[-1]))
     roots, lens = torch.tensor([900, 901, 902]), torch.tensor([7, 0, 100])
-    batch = build_trees(roots, ids, scores, lens, budgets, limits, budget + 1)
+    batch = limited(roots, ids, scores, lens, budgets, limits, budget + 1)
     trees = [
         heap.build_tree(
             int(roots[b]), ids[b].tolist(), log_probs[b].tolist(), min(int(budgets[b]), budget), int(limits[b])
@@ -132,16 +141,48 @@ def check_epilogue_is_what_verification_needs() -> None:
         assert batch.draft_token.dtype == batch.positions.dtype == batch.retrieve_next_token.dtype == torch.int64
 
 
+def check_every_shape_is_a_prefix_of_the_tree() -> None:
+    """A narrower width, a budget, a chain or a request's end must cut the same tree, not build another one."""
+    generator = torch.Generator().manual_seed(6)
+    ids, log_probs, scores = candidates(_logits(generator, (3, 7, 60), "bfloat16"), 24)
+    roots, lens = torch.tensor([900, 901, 902]), torch.tensor([7, 0, 100])
+    budgets = torch.tensor([24, 9, 24])
+    for width, budget, ranks in (
+        (25, 24, 24),
+        (17, 24, 99),
+        (17, 5, 24),
+        (8, 24, 1),
+        (17, 24, 1),
+        (4, 24, 24),
+        (1, 9, 9),
+    ):
+        for room in ([9, 9, 9], [7, 3, 1], [1, 0, -1], [0, -5, 2]):
+            end_lens = lens + 1 + torch.tensor(room)
+            batch = build_trees(roots, ids, scores, lens, budgets, end_lens, Shape(width, budget, ranks))
+            assert batch.draft_token.shape == (3, width)
+            for b in range(3):
+                usable = [row[:ranks] for row in log_probs[b].tolist()]
+                most = min(int(budgets[b]), budget, width - 1)
+                tree = heap.build_tree(int(roots[b]), ids[b].tolist(), usable, most, room[b])
+                assert batch.draft_token[b, : len(tree)].tolist() == list(tree.token), (width, budget, ranks, room)
+                assert batch.parent[b, : len(tree)].tolist() == list(tree.parent)
+                assert int(batch.valid[b].sum()) == len(tree)
+                if ranks == 1:
+                    assert len(tree) == 1 + max(0, min(most, 7, room[b]))
+    endless = build_trees(roots, ids, scores, lens, budgets, torch.full((3,), NO_END), Shape(25, 24))
+    assert endless.valid.sum(1).tolist() == [25, 10, 25]
+
+
 def check_equal_logits_may_be_shuffled() -> None:
     """The tree depends on logits, not on the order in which a kernel happens to return equal ones."""
     generator = torch.Generator().manual_seed(3)
     logits = _logits(generator, (3, 7, 60), "integer")
     ids, _, scores = candidates(logits, 33)
     budgets, limits = torch.tensor([32, 16, 5]), torch.tensor([7, 7, 7])
-    first = build_trees(torch.zeros(3), ids, scores, torch.zeros(3), budgets, limits, 33)
+    first = limited(torch.zeros(3), ids, scores, torch.zeros(3), budgets, limits, 33)
     wide = torch.cat([logits, torch.full((3, 7, 4), -torch.inf)], dim=-1)  # another shape, another kernel path
     again_ids, _, again_scores = candidates(wide, 33)
-    again = build_trees(torch.zeros(3), again_ids, again_scores, torch.zeros(3), budgets, limits, 33)
+    again = limited(torch.zeros(3), again_ids, again_scores, torch.zeros(3), budgets, limits, 33)
     assert torch.equal(first.draft_token, again.draft_token)
     assert torch.equal(first.score, again.score)
 
@@ -152,10 +193,10 @@ def check_request_does_not_depend_on_its_batch() -> None:
     logits = _logits(generator, (4, 15, 80), "bfloat16")
     ids, _, scores = candidates(logits, 32)
     full = torch.full((4,), 32), torch.full((4,), 15)
-    together = build_trees(torch.arange(4), ids, scores, torch.arange(4), *full, 33)
+    together = limited(torch.arange(4), ids, scores, torch.arange(4), *full, 33)
     for b in range(4):
         row = slice(b, b + 1)
-        alone = build_trees(
+        alone = limited(
             torch.arange(4)[row], ids[row], scores[row], torch.arange(4)[row], full[0][row], full[1][row], 33
         )
         for field in ("draft_token", "parent", "positions", "mask", "score", "retrieve_next_sibling"):
@@ -167,7 +208,7 @@ def check_peaked_marginals_give_the_chain() -> None:
     logits = torch.full((2, 7, 50), -30.0)
     logits[torch.arange(2)[:, None], torch.arange(7), torch.randint(0, 50, (2, 7))] = 30.0
     ids, _, scores = candidates(logits, 7)
-    batch = build_trees(
+    batch = limited(
         torch.tensor([1, 2]), ids, scores, torch.tensor([5, 9]), torch.full((2,), 7), torch.full((2,), 7), 8
     )
     assert torch.equal(batch.draft_token[:, 1:], logits.argmax(-1))

@@ -20,6 +20,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "kernels"))
 
 from ddtree.build import accept, topk, torch_builder, triton_builder, triton_commit, triton_topk
+from ddtree.build.shape import DeviceShape, Shape
 from ddtree.build.torch_builder import TreeBatch
 from ddtree.tree import heap
 
@@ -108,19 +109,22 @@ def _cases(large: bool) -> Iterator[tuple[torch.Tensor, int, torch.Tensor, torch
 
 
 def _build(
-    case: tuple[torch.Tensor, int, torch.Tensor, torch.Tensor], device: str
+    case: tuple[torch.Tensor, int, torch.Tensor, torch.Tensor], device: str, shape: Shape | None = None
 ) -> tuple[TreeBatch, TreeBatch, torch.Tensor, torch.Tensor]:
     """Return (kernel's trees, twin's trees, kernel's full mask, expected full mask), all on the CPU."""
     logits, budget, budgets, limits = case
     ids, _, scores = topk.candidates(logits, min(max(budget, 1), logits.shape[-1]))
     lens, roots = torch.tensor([7, 0, 130]), torch.tensor([900, 901, 902])
-    width = budget + 1
-    twin = torch_builder.build_trees(roots, ids, scores, lens, budgets, limits, width)
-    buffers = triton_builder.make_buffers(4, width, ids.shape[1], ids.shape[2], device)
+    shape = Shape(budget + 1, budget) if shape is None else shape
+    width, end_lens = shape.width, lens + 1 + limits
+    twin = torch_builder.build_trees(roots, ids, scores, lens, budgets, end_lens, shape)
+    buffers = triton_builder.make_buffers(4, budget + 1, ids.shape[1], ids.shape[2], device)
     poisoned(buffers)
     full = torch.zeros(width * (137 + 3 * width) + 50, dtype=torch.bool, device=device)
-    moved = [tensor.to(device) for tensor in (roots, ids, scores, lens, budgets, limits)]
-    found = triton_builder.build_trees_into(*moved, buffers, full, fill_prefix=True)
+    moved = [tensor.to(device) for tensor in (roots, ids, scores, lens, budgets, end_lens)]
+    on_device = DeviceShape(Shape(budget + 1, 1), device)
+    on_device.set(shape)
+    found = triton_builder.build_trees_into(*moved, on_device, buffers, full, fill_prefix=True)
     rows = [torch.cat([torch.ones(width, int(lens[b]), dtype=torch.bool), twin.mask[b]], dim=1) for b in range(3)]
     expected = torch.cat([*(row.flatten() for row in rows), torch.zeros(50, dtype=torch.bool)])
     return TreeBatch(**{name: tensor.cpu() for name, tensor in vars(found).items()}), twin, full.cpu(), expected
@@ -137,6 +141,25 @@ def check_trees_equal_the_twin(device: str, large: bool) -> None:
         assert torch.equal(full, expected), (case[0].shape, case[1:])
 
 
+def check_every_width_equals_the_twin(device: str, large: bool) -> None:
+    """The width is data: narrower trees in the same buffers, rows without gaps; chains, budgets, ended requests."""
+    for case in _cases(large):
+        budget, limits = case[1], case[3]
+        if case[0].shape[1] < 2:
+            continue
+        for shape in (
+            Shape(budget // 2 + 1, budget),
+            Shape(budget + 1, budget // 3),
+            Shape(max(1, budget), budget, 1),
+            Shape(min(2, budget + 1), budget, 2),
+        ):
+            for room in (limits, limits * 0 - 1) if shape.ranks > 2 else (limits,):
+                found, twin, full, expected = _build((*case[:3], room), device, shape)
+                for name, tensor in vars(twin).items():
+                    assert torch.equal(getattr(found, name), tensor), (name, case[0].shape, case[1:], shape)
+                assert torch.equal(full, expected), (case[0].shape, case[1:], shape)
+
+
 def check_trees_equal_the_heap(device: str, large: bool) -> None:
     """The whole way on the device, from logits: the tree is the heap's over the candidates that the kernel wrote."""
     generator = torch.Generator().manual_seed(14)
@@ -147,8 +170,9 @@ def check_trees_equal_the_heap(device: str, large: bool) -> None:
         triton_topk.candidates_into(logits.view(bs * depth, vocab).to(device), found)
         ids, scores = found.ids.view(bs, depth, budget), found.scores.view(bs, depth, budget)
         buffers = triton_builder.make_buffers(bs, budget + 1, depth, budget, device)
+        shape = DeviceShape(Shape(budget + 1, budget), device)
         full = torch.full((bs,), budget, device=device, dtype=torch.int32)  # int32 as SGLang may have it
-        trees = triton_builder.build_trees_into(full * 0 + 7, ids, scores, full, full, full * 0 + depth, buffers)
+        trees = triton_builder.build_trees_into(full * 0 + 7, ids, scores, full, full, full + 1 + depth, shape, buffers)
         for b in range(bs):
             log_probs = found.log_probs.view(bs, depth, budget)[b].tolist()
             tree = heap.build_tree(7, ids[b].tolist(), log_probs, budget)
@@ -163,11 +187,12 @@ def check_skipped_prefix_is_left_alone(device: str, large: bool) -> None:
     generator = torch.Generator().manual_seed(15)
     ids, _, scores = topk.candidates(make_logits(generator, (2, 3, 20), "float32"), 4)
     lens = torch.tensor([300, 5])
-    arguments = (torch.tensor([1, 2]), ids, scores, lens, torch.tensor([4, 2]), torch.tensor([3, 3]))
-    twin = torch_builder.build_trees(*arguments, 5)
+    arguments = (torch.tensor([1, 2]), ids, scores, lens, torch.tensor([4, 2]), lens + 4)
+    shape = DeviceShape(Shape(5, 4), device)
+    twin = torch_builder.build_trees(*arguments, shape.host)
     buffers = triton_builder.make_buffers(2, 5, 3, 4, device)
     full = torch.zeros(5 * (305 + 10), dtype=torch.bool, device=device)
-    triton_builder.build_trees_into(*(tensor.to(device) for tensor in arguments), buffers, full)
+    triton_builder.build_trees_into(*(tensor.to(device) for tensor in arguments), shape, buffers, full)
     rows = [torch.cat([torch.zeros(5, int(lens[b]), dtype=torch.bool), twin.mask[b]], dim=1) for b in range(2)]
     assert torch.equal(full.cpu(), torch.cat([row.flatten() for row in rows]))
 
@@ -191,7 +216,8 @@ def _accepted(device: str, large: bool) -> Iterator[tuple[TreeBatch, torch.Tenso
         logits, budget, budgets, limits = case
         ids, _, scores = topk.candidates(logits, min(max(budget, 1), logits.shape[-1]))
         lens = torch.tensor([7, 0, 130])
-        tree = torch_builder.build_trees(torch.tensor([0, 5, 6]), ids, scores, lens, budgets, limits, budget + 1)
+        shape = Shape(budget + 1, budget)
+        tree = torch_builder.build_trees(torch.tensor([0, 5, 6]), ids, scores, lens, budgets, lens + 1 + limits, shape)
         yield tree, _target(tree, logits.shape[-1], chance), lens, logits.shape[1] + 1
 
 

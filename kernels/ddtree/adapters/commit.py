@@ -119,8 +119,9 @@ def _move_one_by_one(pool: Any, window: torch.Tensor, path: torch.Tensor, accept
     moves = (path != steps) & (steps <= accept_len[:, None])
     if not bool(moves.any()):
         return True
-    sources = window.gather(1, torch.where(moves, path, steps))
-    for j in range(1, path.shape[1]):
+    width = window.shape[1]  # may be narrower than the deepest possible path
+    sources = window.gather(1, torch.where(moves, path, steps.clamp(max=width - 1)))
+    for j in range(1, min(path.shape[1], width)):
         if bool(moves[:, j].any()):
             pool.move_kv_cache(window[:, j].contiguous(), sources[:, j].contiguous())
     return False

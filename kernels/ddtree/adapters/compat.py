@@ -114,6 +114,15 @@ def virtual_slots(allocator: Any) -> bool:
     return any(getattr(allocator, name, None) is not None for name in ("translate_kv_loc", "translate_kv_loc_dense"))
 
 
+def captured_width(graphs: Any) -> int | None:
+    """Return the tokens per request that a runner of decode graphs captures, whatever the field is called."""
+    for name in ("captured_req_width", "num_tokens_per_bs", "num_tokens_per_req"):
+        found = getattr(graphs, name, None)
+        if found:
+            return int(found)
+    return None
+
+
 def decode_graphs(runner: Any) -> Any:
     """Return the runner of captured decode graphs of a model runner, ``None`` where none were captured."""
     graphs = getattr(runner, "decode_cuda_graph_runner", None) or getattr(runner, "graph_runner", None)

@@ -11,11 +11,9 @@ from typing import Any
 import torch
 
 from ..build.select import TreeBuilder
+from ..build.shape import NO_END, DeviceShape, Shape
 from ..build.torch_builder import TreeBatch
 from ..settings import Settings
-
-CHAIN_PENALTY = -(1 << 58)
-"""Added to every candidate but the best: below all real scores of a path, far from the builder's "never"."""
 
 
 class Found:
@@ -27,6 +25,11 @@ class Found:
 
 class DraftTail:
     """Scores the vocabulary at every depth with the target's own head, keeps the best, builds the trees.
+
+    What the trees look like is data in static device tensors, so one captured graph serves all: ``shape`` (width,
+    budget, tree or chain; one for the batch) and per request ``budgets`` and ``end_lens`` (int64 ``[max_bs]``, by the
+    position in the batch: most nodes, and the length at which the request ends; by default they limit nothing).
+    ``most_requested``: the largest budget that a request of the batch asks for, ``None`` as soon as one asks for none.
 
     ``head_rows``: rows of the head that are vocabulary; ``processor``: the target's logits processor (scale, soft cap).
     """
@@ -46,27 +49,19 @@ class DraftTail:
         self._softcap = getattr(processor, "final_logit_softcapping", None)
         self.builder = TreeBuilder(max_bs, settings.depth, settings.ranks, settings.width, head_rows, device)
         long = {"dtype": torch.int64, "device": device}
-        self._budgets = torch.full((max_bs,), settings.budget, **long)
-        self._depth_limits = torch.full((max_bs,), settings.depth, **long)
-        self._penalty = torch.zeros(self.builder.ranks, **long)
-        self._shape: tuple[int, bool] = (settings.budget, False)
-        self._captured: dict[int, tuple[Found, TreeBatch]] = {}
+        self.budgets = torch.full((max_bs,), settings.width, **long)
+        self.end_lens = torch.full((max_bs,), NO_END, **long)
+        self.shape = DeviceShape(Shape(settings.width, settings.budget), device)
+        self.most_requested: int | None = None
+        self._captured: dict[int, Found] = {}
 
-    def static_trees(self, bs: int) -> TreeBatch:
-        """Return the views that every build on this GPU fills for its first ``bs`` requests."""
-        return self.builder.trees(bs)
+    def static_trees(self, bs: int, width: int) -> TreeBatch:
+        """Return the views that every build on this GPU fills for its first ``bs`` requests of ``width`` nodes."""
+        return self.builder.trees(bs, width)
 
-    def set_shape(self, budget: int | None, chain: bool) -> None:
-        """Choose the trees to come: at most ``budget`` nodes, or the chain of best candidates.
-
-        Fills device tensors in stream order when the choice changes; captured graphs read them.
-        """
-        most = self.settings.budget if budget is None else min(budget, self.settings.budget)
-        shape = (min(most, self.settings.depth) if chain else most, chain)
-        if shape != self._shape:
-            self._shape = shape
-            self._budgets.fill_(shape[0])
-            self._penalty[1:].fill_(CHAIN_PENALTY if chain else 0)
+    def set_shape(self, shape: Shape) -> None:
+        """Choose the trees to come, in stream order; nothing is launched when the choice is the last one."""
+        self.shape.set(shape)
 
     def run(
         self, hidden: torch.Tensor, root: torch.Tensor, seq_lens: torch.Tensor, full_mask: torch.Tensor | None
@@ -82,10 +77,10 @@ class DraftTail:
         if self._softcap:
             logits = self._softcap * torch.tanh(logits.to(torch.float32) / self._softcap)
         found = Found(*self.builder.candidates(logits.view(bs, block - 1, -1)))
-        found.scores.add_(self._penalty)
         tree = self.builder.build(
-            root.contiguous(), found.ids, found.scores, seq_lens, self._budgets[:bs], self._depth_limits[:bs], full_mask
-        )
+            root.contiguous(), found.ids, found.scores, seq_lens, self.budgets[:bs], self.end_lens[:bs], self.shape,
+            full_mask, square_mask=full_mask is None,
+        )  # fmt: skip
         return found, tree
 
     def capture_hook(self, full_mask: torch.Tensor) -> Any:
@@ -96,7 +91,7 @@ class DraftTail:
             block = self.settings.block_size
             bs = num_tokens // block
             root = forward_batch.input_ids[:num_tokens].view(bs, block)[:, 0]
-            self._captured[bs] = self.run(out.hidden_states, root, forward_batch.seq_lens[:bs], full_mask)
+            self._captured[bs], _ = self.run(out.hidden_states, root, forward_batch.seq_lens[:bs], full_mask)
 
         return hook
 
@@ -107,10 +102,8 @@ class DraftTail:
 
     def captured(self, bs: int) -> tuple[Found, TreeBatch]:
         """Return the views that the drafter's last replay has filled for its first ``bs`` requests."""
-        if bs not in self._captured:
-            _, found, tree = min((size, *pair) for size, pair in self._captured.items() if size >= bs)
-            self._captured[bs] = (
-                Found(found.ids[:bs], found.log_probs[:bs], found.scores[:bs]),
-                TreeBatch(**{name: array[:bs] for name, array in vars(tree).items()}),
-            )
-        return self._captured[bs]
+        found = self._captured.get(bs)
+        if found is None:
+            found = self._captured[min(size for size in self._captured if size >= bs)]
+            found = self._captured[bs] = Found(found.ids[:bs], found.log_probs[:bs], found.scores[:bs])
+        return found, self.builder.trees(bs, self.shape.host.width)

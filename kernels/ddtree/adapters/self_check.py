@@ -17,6 +17,7 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 
 from ..build import topk
+from ..build.shape import NO_END, Shape
 from ..build.torch_builder import TreeBatch
 from . import compat
 from .verify_input import full_mask, graph_mask, make_verify_input
@@ -47,50 +48,64 @@ class Reading:
     allowed: float
     node: int
     wrong_tokens: int
+    branches: bool
 
     def problem(self) -> str | None:
         """Say what is wrong, or ``None``."""
+        if not self.branches:  # too few nodes or candidates for a branch: nothing to mistake for a chain
+            return self._against_eager(self.graph > self.allowed)
         if not self.chain > self.allowed:
             return (
                 f"batch {self.batch}: a chain gives the tree's logits (largest difference {self.chain:.4g}, "
                 f"rounding allows {self.allowed:.4g}), so this model's graphs cannot be checked"
             )
-        if self.graph > self.allowed or self.graph * CHAIN_SHARE > self.chain or self.wrong_tokens:
-            return (
-                f"batch {self.batch}: logits of the captured graph differ from eager ones by {self.graph:.4g} at node "
-                f"{self.node} (allowed {self.allowed:.4g}; a chain differs by {self.chain:.4g}), and "
-                f"{self.wrong_tokens} nodes would choose another token"
-            )
-        return None
+        return self._against_eager(self.graph > self.allowed or self.graph * CHAIN_SHARE > self.chain)
+
+    def _against_eager(self, differs: bool) -> str | None:
+        if not (differs or self.wrong_tokens):
+            return None
+        return (
+            f"batch {self.batch}: logits of the captured graph differ from eager ones by {self.graph:.4g} at node "
+            f"{self.node} (allowed {self.allowed:.4g}; a chain differs by {self.chain:.4g}), and "
+            f"{self.wrong_tokens} nodes would choose another token"
+        )
 
 
-def check_verify_graphs(worker: Any) -> list[Reading]:
-    """Compare graph and eager verification for one request, and for three where that many are captured.
+def check_verify_graphs(worker: Any, width: int) -> list[Reading]:
+    """Compare graph and eager verification of one width, for one request, and for three where those are captured.
 
-    Raises ``RuntimeError`` where they disagree. Uses free KV slots and table rows; nothing is served yet.
+    The runner of that width's graphs must be the target's current one. Raises ``RuntimeError`` where they disagree.
+    Uses free KV slots and table rows; nothing is served yet.
     """
     runner = worker.target_worker.model_runner
     graphs = runner.decode_cuda_graph_runner
     readings = []
     for bs in sorted({1, min(3, int(graphs.max_bs), int(runner.req_to_token_pool.size) - 1)}):
-        reading = _check_batch(worker, runner, bs)
+        reading = _check_batch(worker, runner, bs, width)
         problem = reading.problem()
         if problem is not None:
-            raise RuntimeError(f"DDTREE self-check failed: {problem}. {WAY_OUT}")
+            raise RuntimeError(f"DDTREE self-check failed: width {width}, {problem}. {WAY_OUT}")
         readings.append(reading)
-    listed = "; ".join(f"batch {r.batch}: graph {r.graph:.4g}, chain {r.chain:.4g}" for r in readings)
-    logger.info("DDTREE self-check: captured verify graphs follow the tree (largest logit differences: %s).", listed)
     return readings
 
 
-def _check_batch(worker: Any, runner: Any, bs: int) -> Reading:
-    device, width = runner.device, worker.ddtree.width
+def log_readings(readings: dict[int, list[Reading]]) -> None:
+    """Say what the self-check of all widths has found."""
+    listed = "; ".join(
+        f"width {width}: graph {max(r.graph for r in found):.4g}, chain {min(r.chain for r in found):.4g}"
+        for width, found in sorted(readings.items())
+    )
+    logger.info("DDTREE self-check: captured verify graphs follow the tree (largest logit differences: %s).", listed)
+
+
+def _check_batch(worker: Any, runner: Any, bs: int, width: int) -> Reading:
+    device = runner.device
     lens = torch.tensor([5 + 4 * b for b in range(bs)], dtype=torch.int64)
     mask = graph_mask(runner.attn_backend)
     if mask is None:
         raise RuntimeError(f"DDTREE: the attention backend has no buffer for a tree mask. {WAY_OUT}")
     seq_lens = lens.to(device)
-    tree = _random_trees(worker, seq_lens, mask)
+    tree = _random_trees(worker, seq_lens, mask, width)
     table = runner.req_to_token_pool.req_to_token
     longest = int(lens.max()) + width
     rows = torch.arange(1, bs + 1, device=device)
@@ -137,11 +152,19 @@ def _check_batch(worker: Any, runner: Any, bs: int) -> Reading:
     finally:
         table[1 : bs + 1, :longest] = kept
         runner.war_fastpath_read_done_event = None
-    return _read(bs, width, eager, graph, chain, runner.dtype)
+    in_line = torch.arange(-1, width - 1, device=tree.parent.device).clamp(min=0)
+    branches = bool((tree.valid & (tree.parent != in_line)).any())
+    return _read(bs, width, eager, graph, chain, runner.dtype, branches)
 
 
 def _read(
-    bs: int, width: int, eager: torch.Tensor, graph: torch.Tensor, chain: torch.Tensor, dtype: torch.dtype
+    bs: int,
+    width: int,
+    eager: torch.Tensor,
+    graph: torch.Tensor,
+    chain: torch.Tensor,
+    dtype: torch.dtype,
+    branches: bool,
 ) -> Reading:
     by_row = (graph - eager).abs().amax(dim=-1)
     scale = float(eager.abs().amax())
@@ -158,10 +181,11 @@ def _read(
         allowed=allowed,
         node=int(worst.argmax()) % width,
         wrong_tokens=int(wrong.sum()),
+        branches=branches,
     )
 
 
-def _random_trees(worker: Any, seq_lens: torch.Tensor, mask: torch.Tensor) -> TreeBatch:
+def _random_trees(worker: Any, seq_lens: torch.Tensor, mask: torch.Tensor, width: int) -> TreeBatch:
     """Build trees with branches from random candidates, through the builder and the mask buffer of serving."""
     bs, device = seq_lens.shape[0], seq_lens.device
     builder, settings = worker.tail.builder, worker.ddtree
@@ -170,7 +194,10 @@ def _random_trees(worker: Any, seq_lens: torch.Tensor, mask: torch.Tensor) -> Tr
     ids = torch.rand((*shape[:2], worker.head_rows), generator=generator).topk(builder.ranks, dim=-1).indices
     log_probs = torch.log_softmax(torch.randn(shape, generator=generator) * 1.5, dim=-1)
     root = torch.randint(0, worker.head_rows, (bs,), generator=generator)
-    full = torch.full((bs,), settings.width, dtype=torch.int64, device=device)
+    no_limit = torch.full((bs,), NO_END, dtype=torch.int64, device=device)
     scores = topk.quantise(log_probs.sort(dim=-1, descending=True).values)
-    tree: TreeBatch = builder.build(root.to(device), ids.to(device), scores.to(device), seq_lens, full, full, mask)
+    worker.tail.set_shape(Shape(width, width - 1))
+    tree: TreeBatch = builder.build(
+        root.to(device), ids.to(device), scores.to(device), seq_lens, no_limit, no_limit, worker.tail.shape, mask
+    )
     return tree

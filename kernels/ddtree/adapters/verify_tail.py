@@ -29,26 +29,26 @@ class Committed:
 
 
 class VerifyTail:
-    """Registers itself as a tail hook of the target's model runner; keeps static results by batch size."""
+    """Registers itself as a tail hook of the target's model runner; keeps static results by width and batch size."""
 
     def __init__(
         self, draft: DraftTail, buffers: StepBuffers, committer: Committer, counters: DeviceCounters, max_bs: int
     ) -> None:
         self._draft, self._buffers, self._committer, self._counters = draft, buffers, committer, counters
         self._max_bs = max_bs
-        self._width = draft.settings.width
-        self._captured: dict[int, Committed] = {}
-        self._cut: dict[int, Committed] = {}  # the same for batches between the captured sizes
+        self._captured: dict[tuple[int, int], Committed] = {}  # by width and batch
+        self._cut: dict[tuple[int, int], Committed] = {}  # the same for batches between the captured sizes
         self._rows: torch.Tensor | None = None
 
     def hook(self, runner: Any, out: Any, forward_batch: Any, num_tokens: int) -> None:
         """Run after the target's forward, while its graph for ``num_tokens`` is captured."""
         del runner
-        bs = num_tokens // self._width
+        bs = int(forward_batch.batch_size)
+        width = num_tokens // bs
         if bs > self._max_bs or out.hidden_states is None:
             return
-        tree, step = self._draft.static_trees(bs), self._buffers.views(bs)
-        target = torch.argmax(out.next_token_logits[:num_tokens], dim=-1).view(bs, self._width)
+        tree, step = self._draft.static_trees(bs, width), self._buffers.views(bs, width)
+        target = torch.argmax(out.next_token_logits[:num_tokens], dim=-1).view(bs, width)
         outcome = self._committer.accept_captured(tree, target, forward_batch.seq_lens[:bs])
         gated = outcome.accepted.accept_len * step.live
         self._committer.compact_kv_by(step.window, outcome.accepted.path, gated)
@@ -58,19 +58,19 @@ class VerifyTail:
             shape = (self._max_bs * path_width, hidden.shape[1])
             self._rows = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
         rows = self._rows[: bs * path_width]
-        self._committer.gather_into(hidden, outcome.accepted.path, self._width, rows)
+        self._committer.gather_into(hidden, outcome.accepted.path, width, rows)
         self._counters.add_gated(tree, outcome, step.live, count_into)
-        self._captured[bs] = Committed(target, outcome, rows)
+        self._captured[width, bs] = Committed(target, outcome, rows)
 
-    def result(self, bs: int) -> Committed:
+    def result(self, bs: int, width: int) -> Committed:
         """Return what the last replay has done for a batch of ``bs``, which it padded to the next captured size."""
-        found = self._captured.get(bs) or self._cut.get(bs)
+        found = self._captured.get((width, bs)) or self._cut.get((width, bs))
         if found is None:
-            found = self._captured[min(size for size in self._captured if size >= bs)]
+            found = self._captured[min(key for key in self._captured if key[0] == width and key[1] >= bs)]
             outcome, path_width = found.outcome, found.outcome.accepted.path.shape[1]
             accepted = type(outcome.accepted)(**{name: array[:bs] for name, array in vars(outcome.accepted).items()})
             cut = Outcome(accepted, outcome.commit_lens[:bs], outcome.new_seq_lens[:bs], outcome.moved[:bs])
-            found = self._cut[bs] = Committed(found.target[:bs], cut, found.rows[: bs * path_width])
+            found = self._cut[width, bs] = Committed(found.target[:bs], cut, found.rows[: bs * path_width])
         return found
 
 

@@ -4,8 +4,9 @@ Subclass of SGLang's DFLASH worker. Start-up, prefill, idle batches and the draf
 step is written here, because DFLASH's has no seam between drafting and verifying:
 
 1. draft   B masked tokens per request through the drafter (B = block size)
-2. build   per-depth top-k and the exact tree of N = budget + 1 nodes; on a GPU the tail of the drafter's CUDA graph
-3. verify  one target forward over N tokens with the tree as attention mask, positions prefix + depth
+2. build   per-depth top-k and the exact tree of at most N - 1 nodes; on a GPU the tail of the drafter's CUDA graph
+3. verify  one target forward over N tokens with the tree as attention mask, positions prefix + depth; N is chosen step
+           by step from the ladder of widths (``control``), the graphs of each are captured
 4. accept  the path that the target confirms, and its own next token
 5. commit  publish lengths, then compact KV and hidden states to the window's front: from here on it is a DFLASH chain
 
@@ -27,8 +28,11 @@ from sglang.srt.speculative.dflash_utils import apply_dflash_verify_logits_adjus
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 
 from .. import beacon, limits, metrics, settings
+from ..build.shape import ANY_RANK, Shape
 from ..build.step import Step, StepBuffers
 from ..build.torch_builder import TreeBatch
+from ..control.choice import Choice, Chooser
+from ..control.ladder import Ladder
 from ..tree.trace import TraceHeader
 from . import compat
 from .commit import Committer, Outcome
@@ -57,12 +61,14 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         self._refuse_models()
         self._path_width = self.ddtree.block_size
         self._counters = metrics.start_device(self._path_width, torch.device(self.device))
-        self._tracer = tracer_from_environment(self._trace_header(server_args))
+        self._tracer = tracer_from_environment(self._trace_header(server_args), compat.tp_rank(self))
         self._no_overlap = bool(getattr(compat.view(server_args), "disable_overlap_schedule", False))
         self._sync_debug = os.environ.get(ENV_SYNC_DEBUG, "")
         self._mask: torch.Tensor | None = None  # what the target's captured graphs read
         self._graph_bs = 0  # largest captured batch of the target
         self._verify_tail: Any = None  # what its graphs do after the forward
+        self.chooser = Chooser(self.ddtree.budget, self.ddtree.depth, self.ddtree.auto)
+        self.chooser.use(self.ddtree.widths())
         beacon.settings.update(algorithm="DDTREE", **self.ddtree.as_dict())
         logger.info("DDTREE worker ready: %s (the block size is the drafter's, the width is the tree's).", self.ddtree)
 
@@ -104,6 +110,7 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
             version=str(__version__),
             block_size=self.ddtree.block_size,
             budget=self.ddtree.budget,
+            dtype=str(self.target_worker.model_runner.model_config.dtype).removeprefix("torch."),
         )
 
     def _maybe_build_draft_sampler(self) -> None:
@@ -139,9 +146,10 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
             self.draft_model_runner.capture_tail_hooks.append(self.tail.capture_hook(self._mask))
         super().init_cuda_graphs()
         if graphs is not None:
-            from .self_check import check_verify_graphs
+            from .self_check import check_verify_graphs, log_readings
 
-            check_verify_graphs(self)
+            self.chooser.use(Ladder.of([self.ddtree.width]))
+            log_readings({width: check_verify_graphs(self, width) for width in self.chooser.ladder.widths})
         beacon.settings.update(
             verify_graphs_to_batch=self._graph_bs,
             draft_graphs=self.tail.is_captured,
@@ -178,35 +186,44 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         root = compat.bonus_tokens(draft_input).view(-1)
         table = self.model_runner.req_to_token_pool.req_to_token
         live = self._verify_tail is not None and not self._must_see_logits(batch.sampling_info)
-        step = self._buffers.prepare(root, seq_lens, batch.req_pool_indices, table, int(self._mask_token_id), live)
-
-        self.tail.set_shape(beacon.control.budget, beacon.control.mode == "chain")
+        bs = int(seq_lens.shape[0])
+        choice = self._choose(bs)
+        step = self._buffers.prepare(
+            root, seq_lens, batch.req_pool_indices, table, int(self._mask_token_id), live, choice.width
+        )
         found, tree, mask = self._draft(batch, draft_input, root, step)
         target_out = self._verify(batch, draft_input, tree, mask, step)
         logits_output = target_out.logits_output
         if live and target_out.can_run_cuda_graph:
-            done = self._verify_tail.result(int(seq_lens.shape[0]))
+            done = self._verify_tail.result(bs, choice.width)
             if on_publish is not None:
                 on_publish(done.outcome.new_seq_lens)
             self._append_to_draft(done.rows, step, done.outcome)
-            self._trace(batch, found, tree, done.target, done.outcome)
+            self._trace(batch, found, tree, done.target, done.outcome, logits_output)
             logits_output.hidden_states = None
             return self._result(target_out, done.outcome, keep=True)
         if batch.sampling_info is not None:
             apply_dflash_verify_logits_adjustments(
                 next_token_logits=logits_output.next_token_logits,
                 sampling_info=batch.sampling_info,
-                draft_token_num=self.ddtree.width,
+                draft_token_num=choice.width,
             )
-        target = target_tokens(logits_output.next_token_logits, batch.sampling_info, self.ddtree.width)
+        target = target_tokens(logits_output.next_token_logits, batch.sampling_info, choice.width)
         outcome = self._committer.accept(tree, target, seq_lens)
         if on_publish is not None:
             on_publish(outcome.new_seq_lens)
 
         self._commit(logits_output.hidden_states, step, tree, outcome)
         logits_output.hidden_states = None  # large, and nobody needs it on the host
-        self._trace(batch, found, tree, target, outcome)
+        self._trace(batch, found, tree, target, outcome, logits_output)
         return self._result(target_out, outcome)
+
+    def _choose(self, bs: int) -> Choice:
+        """Choose width, budget and form of the trees to come, and tell the device when that changes."""
+        control = beacon.control
+        choice = self.chooser.choose(bs, control.budget, control.mode, self.tail.most_requested)
+        self.tail.set_shape(Shape(choice.width, choice.budget, 1 if choice.chain else ANY_RANK))
+        return choice
 
     @staticmethod
     def _must_see_logits(info: Any) -> bool:
@@ -214,10 +231,13 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
 
         return must_see_logits(info)
 
-    def _trace(self, batch: Any, found: Found, tree: TreeBatch, target: torch.Tensor, outcome: Outcome) -> None:
+    def _trace(
+        self, batch: Any, found: Found, tree: TreeBatch, target: torch.Tensor, outcome: Outcome, logits_output: Any
+    ) -> None:
         if self._tracer is not None and not self._tracer.record(
-            batch.reqs, batch.seq_lens, found.ids, found.log_probs, tree, target, outcome.accepted
-        ):
+            batch.reqs, batch.seq_lens, found.ids, found.log_probs, tree, target, outcome.accepted,
+            logits_output.next_token_logits, self.tail,
+        ):  # fmt: skip
             self._tracer = None
 
     # -- draft and build ----------------------------------------------------------------------------------------
@@ -264,7 +284,8 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
             return None
         if self._mask is not None and bs <= self._graph_bs:
             return self._mask
-        return torch.empty(full_mask_size(bs, self.ddtree.width, total_bound), dtype=torch.bool, device=self.device)
+        width = self.tail.shape.host.width
+        return torch.empty(full_mask_size(bs, width, total_bound), dtype=torch.bool, device=self.device)
 
     def _noise_embedding(self, block_ids: torch.Tensor) -> torch.Tensor:
         """Embed the block with the target's embedding, ``[bs * B, H]``."""
@@ -278,7 +299,7 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
 
     def _verify(self, batch: Any, draft_input: Any, tree: TreeBatch, mask: torch.Tensor, step: Step) -> Any:
         """Run the target over the trees; logits ``[bs * N, V]`` and hidden states ``[bs * N, H]`` come back."""
-        host_lens, host_sum = self._host_lengths(batch, draft_input, self.ddtree.width)
+        host_lens, host_sum = self._host_lengths(batch, draft_input, step.window.shape[1])
         # Captured graphs read the buffer that holds the mask already: SGLang's copy into it is left one element to do.
         in_place = mask is self._mask and step.window.shape[0] <= self._graph_bs
         verify_input = make_verify_input(tree, mask[:1] if in_place else mask, self.ddtree.depth)
@@ -313,7 +334,7 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         if hidden is None:
             raise RuntimeError("DDTREE: the target returned no hidden states for the drafter.")
         skipped = self._committer.compact_kv(step.window, outcome)
-        rows = self._committer.compact_rows(hidden, outcome.accepted.path, self.ddtree.width)
+        rows = self._committer.compact_rows(hidden, outcome.accepted.path, step.window.shape[1])
         self._append_to_draft(rows, step, outcome)
         self._counters.add(tree, outcome.accepted, outcome.moved)
         metrics.host.add("kv_move_skipped", int(skipped))

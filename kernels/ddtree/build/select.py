@@ -11,6 +11,7 @@ import torch
 
 from . import accept, topk, torch_builder
 from .accept import Accepted
+from .shape import DeviceShape
 from .torch_builder import TreeBatch
 
 
@@ -19,7 +20,7 @@ class TreeBuilder:
 
     Results are views of these buffers: they hold until the next call for the same kind. On a GPU no call allocates or
     synchronises, so all of them can be captured in a CUDA graph (call each once before, to compile). ``depth`` = D,
-    ``ranks`` = K, ``width`` = N = budget + 1. Raises ``ValueError`` for sizes that the kernels do not cover.
+    ``ranks`` = K, ``width`` = N, of the widest trees. Raises ``ValueError`` for sizes that the kernels do not cover.
     """
 
     def __init__(self, max_bs: int, depth: int, ranks: int, width: int, vocab: int, device: torch.device | str) -> None:
@@ -34,6 +35,7 @@ class TreeBuilder:
             for array in vars(self._trees).values():
                 array.zero_()  # a graph can be captured before the first build: its indices must be in range
             self._accepted = triton_commit.make_accept_buffers(max_bs, depth + 1, device)
+        self._views: dict[tuple[int, int], TreeBatch] = {}
 
     def candidates(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return ids, log-probabilities and scores, ``[bs, D, K]``, of logits ``[bs, D, V]`` (any float type)."""
@@ -52,20 +54,27 @@ class TreeBuilder:
         scores: torch.Tensor,
         seq_lens: torch.Tensor,
         budgets: torch.Tensor,
-        depth_limits: torch.Tensor,
+        end_lens: torch.Tensor,
+        shape: DeviceShape,
         full_mask: torch.Tensor | None = None,
+        square_mask: bool = True,
     ) -> TreeBatch:
-        """Build the trees; on a GPU also the tree columns of ``full_mask`` (SGLang's FULL_MASK), if given."""
+        """Build trees of ``shape``; on a GPU also the tree columns of ``full_mask`` (SGLang's FULL_MASK), if given.
+
+        Without ``square_mask`` a GPU leaves the result's ``mask`` unwritten.
+        """
         if self.triton is None:
-            return torch_builder.build_trees(root_token, ids, scores, seq_lens, budgets, depth_limits, self.width)
+            return torch_builder.build_trees(root_token, ids, scores, seq_lens, budgets, end_lens, shape.host)
         return self.triton[1].build_trees_into(
-            root_token, ids, scores, seq_lens, budgets, depth_limits, self._trees, full_mask
+            root_token, ids, scores, seq_lens, budgets, end_lens, shape, self._trees, full_mask, square_mask=square_mask
         )
 
-    def trees(self, bs: int) -> TreeBatch:
-        """Return the views that ``build`` fills on a GPU for ``bs`` requests."""
-        batch: TreeBatch = self._trees.batch(bs)
-        return batch
+    def trees(self, bs: int, width: int) -> TreeBatch:
+        """Return the views that ``build`` fills on a GPU for ``bs`` requests and ``width`` nodes."""
+        found = self._views.get((bs, width))
+        if found is None:
+            found = self._views[bs, width] = self._trees.batch(bs, width)
+        return found
 
     def accept(self, tree: TreeBatch, target: torch.Tensor, seq_lens: torch.Tensor) -> Accepted:
         """Return the accepted paths, ``D + 1`` wide."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from ..tree.definition import CODE_BITS, NO_NODE, rank_code
+from .shape import Shape
 
 _NEVER = torch.iinfo(torch.int64).min
 _LAST = torch.iinfo(torch.int64).max
@@ -47,51 +48,53 @@ def build_trees(
     scores: torch.Tensor,
     seq_lens: torch.Tensor,
     budgets: torch.Tensor,
-    depth_limits: torch.Tensor,
-    width: int,
+    end_lens: torch.Tensor,
+    shape: Shape,
 ) -> TreeBatch:
-    """Build the first ``budgets[b]`` nodes of every request's tree in canonical order.
+    """Build the first ``budgets[b]`` nodes of every request's tree in canonical order, as far as ``shape`` allows.
 
-    ``root_token``, ``seq_lens``, ``budgets``, ``depth_limits``: ``[bs]`` integers on the device; ``ids`` and
-    ``scores``: ``[bs, D, K]`` int64, rank order; ``width`` = N. Budgets above ``N - 1`` and limits above ``D`` have no
-    effect.
+    ``root_token``, ``seq_lens``, ``budgets``, ``end_lens``: ``[bs]`` integers on the device; ``ids`` and ``scores``:
+    ``[bs, D, K]`` int64, rank order; ``shape.width`` = N. ``end_lens``: the
+    length at which a request ends, so a tree has at most ``end_len - seq_len - 1`` levels (the root is one token more
+    than ``seq_len``; none when that is negative, all D when it is more).
     """
     bs, depths, ranks = ids.shape
+    width, usable = shape.width, min(ranks, shape.ranks)
     device = ids.device
     code_bits, code_length = _code_tables(ranks, device)
-    shape = (bs, width)
+    cells = (bs, width)
     long = {"dtype": torch.int64, "device": device}
 
-    token = torch.zeros(shape, **long)
+    token = torch.zeros(cells, **long)
     token[:, 0] = root_token
-    parent = torch.zeros(shape, **long)
-    depth = torch.zeros(shape, **long)
-    rank = torch.full(shape, -1, **long)
-    score = torch.zeros(shape, **long)
-    valid = torch.zeros(shape, dtype=torch.bool, device=device)
+    parent = torch.zeros(cells, **long)
+    depth = torch.zeros(cells, **long)
+    rank = torch.full(cells, -1, **long)
+    score = torch.zeros(cells, **long)
+    valid = torch.zeros(cells, dtype=torch.bool, device=device)
     valid[:, 0] = True
-    next_token = torch.full(shape, NO_NODE, **long)
+    next_token = torch.full(cells, NO_NODE, **long)
     next_sibling = torch.full((bs, width + 1), NO_NODE, **long)  # last column: where no link is written
     mask = torch.eye(width, dtype=torch.bool, device=device).repeat(bs, 1, 1)
     mask[:, :, 0] = True
 
     # Per node: rank of its pending child, that child's score and order code, the node's own code and its length.
-    pending_rank = torch.zeros(shape, **long)
-    pending_score = torch.full(shape, _NEVER, **long)
-    pending_code = torch.full(shape, _LAST, **long)
-    code = torch.zeros(shape, **long)
-    used = torch.zeros(shape, **long)
-    last_child = torch.full(shape, NO_NODE, **long)
+    pending_rank = torch.zeros(cells, **long)
+    pending_score = torch.full(cells, _NEVER, **long)
+    pending_code = torch.full(cells, _LAST, **long)
+    code = torch.zeros(cells, **long)
+    used = torch.zeros(cells, **long)
+    last_child = torch.full(cells, NO_NODE, **long)
 
-    limits = depth_limits.to(torch.int64).clamp(max=depths)
-    budgets = budgets.to(torch.int64)
+    limits = (end_lens.to(torch.int64) - seq_lens.to(torch.int64) - 1).clamp(0, depths)
+    budgets = budgets.to(torch.int64).clamp(max=shape.budget)
     request = torch.arange(bs, device=device)
 
     def refresh(node: torch.Tensor) -> None:
         """Recompute the pending child of one node per request (``node``: [bs])."""
         at = (request, node)
         level, child = depth[at], pending_rank[at]
-        possible = (level < limits) & (child < ranks)
+        possible = (level < limits) & (child < usable)
         level, child = level.clamp(max=depths - 1), child.clamp(max=ranks - 1)
         shift = (CODE_BITS - used[at] - code_length[child]).clamp(min=0)
         pending_score[at] = torch.where(possible, score[at] + scores[request, level, child], _NEVER)

@@ -7,6 +7,8 @@ the candidate table, which stays in the L1 cache. The loop ends at the request's
 
 The same program then writes all that verification needs. Ancestors need no walk: node ``j`` is an ancestor of ``i``
 exactly when ``j``'s order code is a prefix of ``i``'s.
+
+The width is data: a captured launch builds trees of every width up to the buffers' own, laid out without gaps.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import triton
 import triton.language as tl
 
 from ..tree.definition import CODE_BITS, MAX_DEPTH, code_bits_needed
+from .shape import DeviceShape
 from .torch_builder import TreeBatch
 
 MAX_BUDGET = 256
@@ -30,17 +33,22 @@ _LAST = tl.constexpr((1 << 63) - 1)
 
 @dataclass(frozen=True)
 class BuildBuffers:
-    """What the kernel writes, allocated once for ``max_bs`` requests of ``N`` nodes."""
+    """What the kernel writes, allocated once for ``max_bs`` requests of at most ``N`` nodes.
+
+    Trees of ``n <= N`` nodes lie at the start of each array without gaps, request after request.
+    """
 
     nodes: torch.Tensor  # [9, max_bs, N] int64: the arrays of TreeBatch in the order of _ARRAYS
     mask: torch.Tensor  # [max_bs, N, N] bool
     valid: torch.Tensor  # [max_bs, N] bool
     scratch: torch.Tensor  # [max_bs, 3, N2] int64
 
-    def batch(self, bs: int) -> TreeBatch:
-        """Return the views of the first ``bs`` requests."""
-        arrays = {name: self.nodes[i, :bs] for i, name in enumerate(_ARRAYS)}
-        return TreeBatch(**arrays, mask=self.mask[:bs], valid=self.valid[:bs])
+    def batch(self, bs: int, width: int | None = None) -> TreeBatch:
+        """Return the views of the first ``bs`` requests of ``width`` nodes (N without one)."""
+        n = self.valid.shape[1] if width is None else width
+        arrays = {name: self.nodes[i].view(-1)[: bs * n].view(bs, n) for i, name in enumerate(_ARRAYS)}
+        mask = self.mask.view(-1)[: bs * n * n].view(bs, n, n)
+        return TreeBatch(**arrays, mask=mask, valid=self.valid.view(-1)[: bs * n].view(bs, n))
 
 
 _ARRAYS = (
@@ -78,13 +86,17 @@ def build_trees_into(
     scores: torch.Tensor,
     seq_lens: torch.Tensor,
     budgets: torch.Tensor,
-    depth_limits: torch.Tensor,
+    end_lens: torch.Tensor,
+    shape: DeviceShape,
     out: BuildBuffers,
     full_mask: torch.Tensor | None = None,
     fill_prefix: bool = False,
     square_mask: bool = True,
 ) -> TreeBatch:
     """Build the trees of ``bs`` requests into ``out``; arguments as ``torch_builder.build_trees``.
+
+    ``shape`` is read on the device: a captured launch follows whatever was written there before a replay. The returned
+    views have the width that it has now.
 
     ``full_mask``: flat bool buffer that takes SGLang's FULL_MASK (request after request, N rows of ``seq_len + N``
     columns, laid out by the device's own ``seq_lens``), at least ``N * (sum(seq_lens) + N * bs)`` long. Its prefix
@@ -93,13 +105,15 @@ def build_trees_into(
     synchronisation.
     """
     bs, depths, ranks = ids.shape
-    width = out.nodes.shape[2]
+    most, width = out.nodes.shape[2], shape.host.width
+    if not 1 <= width <= most:
+        raise ValueError(f"trees of {width} nodes, the buffers hold {most}")
     if bs > out.nodes.shape[1]:
         raise ValueError(f"{bs} requests, the buffers hold {out.nodes.shape[1]}")
     if not (ids.is_contiguous() and scores.is_contiguous()):
         raise ValueError("ids and scores must be contiguous")
     if not bs:
-        return out.batch(0)
+        return out.batch(0, width)
     lanes = out.scratch.shape[2]
     _build[(bs,)](
         root_token,
@@ -107,7 +121,8 @@ def build_trees_into(
         scores,
         seq_lens,
         budgets,
-        depth_limits,
+        end_lens,
+        shape.values,
         out.nodes,
         out.nodes.stride(0),
         out.mask,
@@ -117,7 +132,7 @@ def build_trees_into(
         DEPTHS=depths,
         RANKS=ranks,
         TABLE=triton.next_power_of_2(max(depths * ranks, 1)),
-        N=width,
+        N=most,
         LANES=lanes,
         ROWS=min(lanes, 16 if lanes <= 64 else 8),
         SQUARE=square_mask,
@@ -126,7 +141,7 @@ def build_trees_into(
     )
     if full_mask is not None and fill_prefix:
         _fill_prefix[(width, bs)](seq_lens, full_mask, N=width, BLOCK=2048, num_warps=4)
-    return out.batch(bs)
+    return out.batch(bs, width)
 
 
 @triton.jit
@@ -170,13 +185,13 @@ def _shift(used):
 
 
 @triton.jit
-def _full_offset(seq_lens, b, N: tl.constexpr):
+def _full_offset(seq_lens, b, n):
     """Where request ``b`` starts in a FULL_MASK."""
     total = tl.zeros((), tl.int64)
     for start in range(0, b, 128):
         before = start + tl.arange(0, 128)
         total += tl.sum(tl.load(seq_lens + before, mask=before < b, other=0).to(tl.int64), axis=0)
-    return N * (total + b * N)
+    return n * (total + b * n)
 
 
 @triton.jit
@@ -188,8 +203,8 @@ def _mask_rows(
     square,
     flat,
     flat_stride,
+    n,
     start,
-    N: tl.constexpr,
     LANES: tl.constexpr,
     ROWS: tl.constexpr,
     SQUARE: tl.constexpr,
@@ -198,13 +213,13 @@ def _mask_rows(
     """Write the mask rows of ``ROWS`` nodes: column 0 is the root, the others are the lanes."""
     lane = tl.arange(0, LANES)
     line = start + tl.arange(0, ROWS)
-    in_rows = line < N - 1
+    in_rows = line < n - 1
     line_code = tl.load(codes + line, mask=line < count, other=-2)
     sees = ((line_code[:, None] ^ node_code[None, :]) & span[None, :]) == 0
     sees = sees | (line[:, None] == lane[None, :])
-    cells = in_rows[:, None] & (lane < N - 1)[None, :]
+    cells = in_rows[:, None] & (lane < n - 1)[None, :]
     if SQUARE:
-        row = square + (line + 1) * N
+        row = square + (line + 1) * n
         tl.store(row, 1, mask=in_rows)
         tl.store(row[:, None] + 1 + lane[None, :], sees, mask=cells)
     if FULL:
@@ -220,7 +235,8 @@ def _build(
     scores,
     seq_lens,
     budgets,
-    depth_limits,
+    end_lens,
+    shape,
     nodes,
     array_stride,
     mask,
@@ -242,8 +258,11 @@ def _build(
     table = scores + b * (DEPTHS * RANKS)
     scratch += b * (3 * LANES)
     seq_len = tl.load(seq_lens + b).to(tl.int64)
-    budget = tl.minimum(tl.load(budgets + b).to(tl.int32), N - 1)
-    deepest = tl.minimum(tl.load(depth_limits + b).to(tl.int32), DEPTHS)
+    n = tl.minimum(tl.load(shape), N)
+    budget = tl.minimum(tl.load(budgets + b), tl.minimum(tl.load(shape + 1), n - 1)).to(tl.int32)
+    usable = tl.minimum(tl.load(shape + 2), RANKS)
+    room = tl.load(end_lens + b).to(tl.int64) - seq_len - 1
+    deepest = tl.minimum(tl.maximum(room, 0), DEPTHS).to(tl.int32)
 
     # Touch the whole table, so that the loop's loads hit the L1 cache. The store never happens: no score is above 0.
     entry = tl.arange(0, TABLE)
@@ -263,7 +282,7 @@ def _build(
         parent, rank = link & 1023, link >> 20
         depth, used = at & 255, at >> 8
 
-        has_sibling = exists & (rank + 1 < RANKS)
+        has_sibling = exists & (rank + 1 < usable)
         has_child = exists & (depth < deepest)
         cell = table + ((depth - 1) * RANKS + rank)
         here = tl.load(cell, mask=exists, other=0)
@@ -295,7 +314,7 @@ def _build(
     tl.debug_barrier()
 
     is_node = lane < count
-    inside = lane < N - 1
+    inside = lane < n - 1
     node_score = tl.load(scratch + lane, mask=is_node, other=0)
     node_code = tl.load(scratch + LANES + lane, mask=is_node, other=-1)
     word = tl.load(scratch + 2 * LANES + lane, mask=is_node, other=0)
@@ -304,28 +323,28 @@ def _build(
     depth, used = at & 255, at >> 8
     token = tl.load(ids + b * (DEPTHS * RANKS) + (depth - 1) * RANKS + rank, mask=is_node, other=0).to(tl.int64)
 
-    row = nodes + b * N
+    row = nodes + b * n
     tl.store(row, tl.load(root_token + b).to(tl.int64))
     tl.store(row + array_stride, 0)
     tl.store(row + 2 * array_stride, 0)
     tl.store(row + 3 * array_stride, seq_len)
-    tl.store(row + 4 * array_stride, b * N)
+    tl.store(row + 4 * array_stride, b * n)
     tl.store(row + 5 * array_stride, tl.where(count > 0, 1, -1))
     tl.store(row + 6 * array_stride, -1)
     tl.store(row + 7 * array_stride, 0)
     tl.store(row + 8 * array_stride, -1)
-    tl.store(valid + b * N, 1)
+    tl.store(valid + b * n, 1)
     to = row + 1 + lane
     tl.store(to, token, mask=inside)
     tl.store(to + array_stride, parent.to(tl.int64), mask=inside)
     tl.store(to + 2 * array_stride, depth.to(tl.int64), mask=inside)
     tl.store(to + 3 * array_stride, seq_len + depth, mask=inside)
-    tl.store(to + 4 * array_stride, b * N + 1 + lane, mask=inside)
+    tl.store(to + 4 * array_stride, b * n + 1 + lane, mask=inside)
     tl.store(to + 5 * array_stride, tl.full((LANES,), -1, tl.int64), mask=inside)
     tl.store(to + 6 * array_stride, tl.full((LANES,), -1, tl.int64), mask=inside)
     tl.store(to + 7 * array_stride, node_score, mask=inside)
     tl.store(to + 8 * array_stride, tl.where(is_node, rank, -1).to(tl.int64), mask=inside)
-    tl.store(valid + b * N + 1 + lane, is_node, mask=inside)
+    tl.store(valid + b * n + 1 + lane, is_node, mask=inside)
     tl.debug_barrier()
     number = (lane + 1).to(tl.int64)
     tl.store(row + 5 * array_stride + parent, number, mask=is_node & (older == 0) & (parent > 0))
@@ -334,25 +353,38 @@ def _build(
     # Ancestor masks, a block of rows at a time. Padding gets codes that match nothing, in rows and in columns.
     _, length = _rank_code(rank)
     span = tl.where(is_node, tl.full((), -1, tl.int64) << _shift(used + length), -1)
-    square = mask + b * (N * N)
+    square = mask + b * (n * n)
     flat = full_mask
-    flat_stride = seq_len + N
+    flat_stride = seq_len + n
     if FULL:
-        flat += _full_offset(seq_lens, b, N) + seq_len
+        flat += _full_offset(seq_lens, b, n) + seq_len
         tl.store(flat, 1)
         tl.store(flat + 1 + lane, 0, mask=inside)
     if SQUARE:
         tl.store(square, 1)
         tl.store(square + 1 + lane, 0, mask=inside)
-    if LANES <= 64:  # unrolled: all offsets are constants
+    if LANES <= 64:  # unrolled: offsets within a block are constants
         for start in tl.static_range(0, N - 1, ROWS):
-            _mask_rows(
-                scratch + LANES, node_code, span, count, square, flat, flat_stride, start, N, LANES, ROWS, SQUARE, FULL
-            )
+            if start < n - 1:
+                _mask_rows(
+                    scratch + LANES,
+                    node_code,
+                    span,
+                    count,
+                    square,
+                    flat,
+                    flat_stride,
+                    n,
+                    start,
+                    LANES,
+                    ROWS,
+                    SQUARE,
+                    FULL,
+                )
     else:
-        for start in range(0, N - 1, ROWS):
+        for start in range(0, n - 1, ROWS):
             _mask_rows(
-                scratch + LANES, node_code, span, count, square, flat, flat_stride, start, N, LANES, ROWS, SQUARE, FULL
+                scratch + LANES, node_code, span, count, square, flat, flat_stride, n, start, LANES, ROWS, SQUARE, FULL
             )
 
 

@@ -24,10 +24,12 @@ def prepare_into(
     block_ids: torch.Tensor,
     positions: torch.Tensor,
     live: torch.Tensor,
+    widest: int = 0,
 ) -> None:
     """Write a step's KV slots (``window [bs, N]``, ``front [bs, B]``) and draft block (``block_ids``, ``positions``).
 
-    ``live`` (``[bs or more]``): ``is_live`` for the requests of the batch, 0 for those beyond.
+    ``live`` (``[bs or more]``): ``is_live`` for the requests of the batch, 0 for those beyond. ``widest``: the largest
+    N to come, so that one compiled kernel serves all.
 
     The only reading of ``req_to_token`` (2-d, unit column stride) by this worker in a step. Outputs int64, contiguous.
     """
@@ -49,8 +51,8 @@ def prepare_into(
             front,
             block_ids,
             positions,
-            N=width,
-            LANES=triton.next_power_of_2(width),
+            width,
+            LANES=triton.next_power_of_2(max(width, block, widest)),
             B=block,
             num_warps=1,
         )
@@ -92,7 +94,7 @@ def count_into(
         )
 
 
-@triton.jit(do_not_specialize=["mask_token", "bs", "is_live"])
+@triton.jit(do_not_specialize=["mask_token", "bs", "is_live", "width"])
 def _prepare(
     roots,
     seq_lens,
@@ -108,7 +110,7 @@ def _prepare(
     front,
     block_ids,
     positions,
-    N: tl.constexpr,
+    width,
     LANES: tl.constexpr,
     B: tl.constexpr,
 ):
@@ -117,11 +119,12 @@ def _prepare(
     tl.store(live + b, tl.where(b < bs, is_live, 0).to(tl.int64))
     if b < bs:
         lane = tl.arange(0, LANES)
+        max_lane = tl.maximum(width, B)
         position = tl.load(seq_lens + b).to(tl.int64) + lane
         row = table + tl.load(pool_indices + b).to(tl.int64) * table_stride
-        slot = tl.load(row + position, mask=(lane < N) & (position < table_width), other=0).to(tl.int64)
+        slot = tl.load(row + position, mask=(lane < max_lane) & (position < table_width), other=0).to(tl.int64)
         token = tl.where(lane == 0, tl.load(roots + b).to(tl.int64), mask_token)
-        tl.store(window + b * N + lane, slot, mask=lane < N)
+        tl.store(window + b * width + lane, slot, mask=lane < width)
         tl.store(front + b * B + lane, slot, mask=lane < B)
         tl.store(block_ids + b * B + lane, token, mask=lane < B)
         tl.store(positions + b * B + lane, position, mask=lane < B)
