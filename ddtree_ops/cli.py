@@ -164,24 +164,44 @@ def deploy(context: Context, yes: bool, check: bool, plan_file: Path | None, **o
 
 @cli.command()
 @common
-@click.option("--budget", default="32", show_default=True, help="Draft nodes per step, without the root.")
-@click.option(
-    "--prompts", type=click.Path(path_type=Path), help="JSON lines with a `text` each, instead of the bundled ones."
-)
-@click.option("--regime", type=click.Choice(["chat", "code", "math", "all"]), help="Bundled prompts to use.")
-@click.option("--count", type=click.IntRange(0), help="How many bundled prompts; 0: all.")
-@click.option("--max-tokens", type=click.IntRange(1, 4096))
-@click.option("--concurrency", type=click.IntRange(1, 64))
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for the result as JSON.")
-def bench(context: Context, budget: str, prompts: Path | None, out: Path | None, **load: Any) -> int:
-    """Measure the deployed service from the host itself: speed, tokens per verify step, token identity.
+@consent
+@click.option("--budget", metavar="N[,N…]|auto", help="Draft nodes per step, without the root; auto finds the best.")
+@click.option("--arms", metavar="ar,dflash,ddtree", help="What is compared: plain decoding, DFLASH, DDTREE.")
+@click.option("--concurrency", metavar="N[,N…]", help="Requests at once; each is measured apart.")
+@click.option("--regime", metavar="chat,code,math|all", help="Bundled prompts to use; each is measured apart.")
+@click.option("--prompts", type=click.Path(path_type=Path), help="JSON lines of one's own instead of the bundled ones.")
+@click.option("--count", type=click.IntRange(0), help="Prompts per regime and round; 0: all.")
+@click.option("--max-tokens", type=click.IntRange(1, 4096), help="Completion tokens per request, at most.")
+@click.option("--temperature", type=click.FloatRange(0, 10), help="0 is greedy; only that can be checked for identity.")
+@click.option("--starts", type=click.IntRange(1, 20), help="Starts of each arm's server, in ABBA order.")
+@click.option("--repeat", type=click.IntRange(1, 50), help="Measured rounds per start.")
+@click.option("--warm-within", type=click.FloatRange(0, 1), help="Warm-up ends when two rounds are so close.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for the results.")
+@click.option("--resume", type=click.Path(path_type=Path), help="Go on in the folder of a bench that was cut.")
+@click.option("--against-service", is_flag=True, help="Only what runs now, in short; nothing is stopped.")
+@click.option("--gate", type=click.Path(path_type=Path), help="Gates that must hold, else exit 8.")
+@click.option("--trace", is_flag=True, help="Record draft trees and accepted paths (ddtree-trace/1).")
+def bench(
+    context: Context,
+    yes: bool,
+    out: Path | None,
+    resume: Path | None,
+    against_service: bool,
+    gate: Path | None,
+    trace: bool,
+    **load: Any,
+) -> int:
+    """Measure plain decoding, DFLASH and DDTREE side by side on the host: speed, acceptance, token identity.
 
-    What is not given here, playbooks/bench.yaml says.
+    The deployed service is stopped for it and started again at the end. What is not given here, playbooks/bench.yaml
+    says. With --against-service only the running service is measured, in the short form.
     """
-    from .workflow import measure
+    from .workflow import bench as runs
 
-    given = {name: value for name, value in load.items() if value is not None}
-    return measure.bench(context, budget=budget, prompts=prompts, out=out, given=given)
+    options = runs.Options(
+        given=runs.given(load, trace), out=out, resume=resume, gate=gate, against_service=against_service, yes=yes
+    )
+    return runs.bench(context, options)
 
 
 @cli.command()

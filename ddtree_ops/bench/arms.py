@@ -156,6 +156,23 @@ def allowed_differences(
     )
 
 
+def counters_between(before: Any, after: Any) -> Any:
+    """What was counted in between, for counters of any shape: numbers, lists and objects of them.
+
+    A counter that only the later reading has began at zero; what is no number is as it was read last.
+    """
+    if isinstance(after, Mapping):
+        old = before if isinstance(before, Mapping) else {}
+        return {name: counters_between(old.get(name), value) for name, value in after.items()}
+    if isinstance(after, list):
+        old_list = before if isinstance(before, list) else []
+        return [counters_between(old_list[i] if i < len(old_list) else None, value) for i, value in enumerate(after)]
+    if isinstance(after, bool) or not isinstance(after, int | float):
+        return after
+    number = before if isinstance(before, int | float) and not isinstance(before, bool) else 0
+    return after - number
+
+
 def _flag_name(arg: str) -> str:
     return arg.partition("=")[0].lstrip("-").replace("-", "_")
 

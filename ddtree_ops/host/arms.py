@@ -239,6 +239,28 @@ def _arguments(service: Service) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
     raise HostError("server_info", "%s has no /server_info" % client.url, exit=9)
 
 
+@verb("bench_conditions")
+def bench_conditions(params: Params, emit: Emit) -> Params:
+    """What of the machine a figure depends on: ``driver`` of the GPUs ("" without), ``cpu``, ``cores``, ``kernel``."""
+    tool = commands.which("nvidia-smi")
+    ran = commands.run([tool, "--query-gpu=driver_version", "--format=csv,noheader"], timeout=10.0) if tool else None
+    lines = sorted({line.strip() for line in ran.lines()}) if ran is not None and ran.ok else []
+    return {
+        "driver": ", ".join(line for line in lines if line),
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": os.uname().release,
+    }
+
+
+def _cpu() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
+    except OSError:
+        return ""
+
+
 @verb("arm_trace")
 def arm_trace(params: Params, emit: Emit) -> Params:
     """The trace that an arm has written into its run folder: ``text`` (whole lines), "" when there is none; at most

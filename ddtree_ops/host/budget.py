@@ -27,9 +27,15 @@ def counters_of(service: Service) -> Row:
 
 
 def _plus(left: Any, right: Any) -> Any:
+    """The sum over processes: numbers add, lists and objects entry by entry; what cannot be added keeps the last."""
+    if left is None or right is None:
+        return right if left is None else left
+    if isinstance(left, dict) and isinstance(right, dict):
+        return {key: _plus(left.get(key), right.get(key)) for key in list(left) + [k for k in right if k not in left]}
     if isinstance(left, list) and isinstance(right, list):
-        return [a + b for a, b in zip(left, right)]
-    return right if left is None else left + right
+        return [_plus(a, b) for a, b in zip(left, right)]
+    numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (left, right))
+    return left + right if numbers else right
 
 
 def settings_of(service: Service) -> Row:

@@ -7,45 +7,55 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ..attest.request import expectation, spec_of
 from ..bench import library, report, smoke
 from ..errors import GateFailed, UsageError
-from ..inventory import Host
+from ..inventory import Host, Inventory
 from ..jsontext import json_bytes
 from ..model import Deployment
 from ..ui.progress import Steps
-from .playbook import load_bench
+from .bench_plan import load_book
 from .service import deployed
-from .session import Outcome, each, facts_of, hosts_of, linked
+from .session import Outcome, each, facts_of, linked
 from .steps import served_dtype
 
 if TYPE_CHECKING:
     from ..cli import Context
 
 
-def bench(context: Context, *, budget: str, prompts: Path | None, out: Path | None, given: Mapping[str, Any]) -> int:
+def bench(
+    context: Context, inventory: Inventory, hosts: tuple[Host, ...], given: Mapping[str, Any], out: Path | None
+) -> int:
     """The smoke form: one arm, the running service; its control is the recorded baseline. Exit 8 unless it holds.
 
     Args:
-        given: What the command line says of ``regime, count, max_tokens, concurrency``; the playbook has the rest.
+        given: What the command line says, by key of ``playbooks/bench.yaml``; its ``smoke:`` has the rest.
     """
-    width = _budget(budget)
-    own = library.from_file(prompts) if prompts else None
-    inventory, hosts = hosts_of(context)
-    wanted = load_bench(inventory.beside, given)
+    book = load_book(inventory.beside)[0]
+    smoked = {key: given[key] for key in ("count", "max_tokens") if key in given}
+    load = msgspec.structs.replace(book.smoke, **smoked)
+    concurrency = _one("concurrency", given.get("concurrency", load.concurrency))
+    regime = _one("regime", given.get("regime", book.regime))
+    asked = _one("budget", given["budget"]) if "budget" in given else None
+    if asked is not None and not isinstance(asked, int):
+        raise UsageError("--budget auto starts servers of its own", next_step="leave --against-service out")
+    own = library.from_file(Path(given["prompts"])) if given.get("prompts") else None
 
     def one(host: Host) -> Outcome:
         with linked(context, host) as link:
             facts = facts_of(link, host)
             deployment = deployed(facts, host)
             spec = spec_of(deployment)
+            width = asked or spec.budget
             request = smoke.request(
                 spec.ref(),
-                max_tokens=wanted.max_tokens,
-                prompts=wanted.count,
-                regime=wanted.regime,
+                max_tokens=load.max_tokens,
+                prompts=load.count,
+                regime=regime,
                 own=own,
-                concurrency=wanted.concurrency,
+                concurrency=concurrency,
                 proof=expectation(deployment),
             )
             with Steps(context.output, host.name) as progress, progress.step("bench", f"Bench at budget {width}"):
@@ -69,13 +79,12 @@ def baseline_for(deployment: Deployment, raw: Mapping[str, Any]) -> dict[str, An
     return recorded if asked & {answer["id"] for answer in recorded.get("answers", ())} else None
 
 
-def _budget(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= 1023:
-        raise UsageError(
-            f"--budget {text}: this version measures one budget from 1 to 1023",
-            next_step="give one number, for example --budget 16",
-        )
-    return int(text)
+def _one(name: str, value: Any) -> Any:
+    """The one value that the smoke form takes where the arms take several."""
+    values = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if len(values) != 1:
+        raise UsageError(f"--against-service takes one {name}", next_step=f"give one {name}, or leave it out")
+    return values[0]
 
 
 def _save(folder: Path, host: Host, found: Mapping[str, Any]) -> Path:

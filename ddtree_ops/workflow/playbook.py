@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -125,26 +125,6 @@ def load(name: str, path: Path | None = None, beside: Path | None = None) -> Pla
     steps = tuple(_step(document, index, item, kinds) for index, item in enumerate(raw.steps))
     _check_order(document, steps, KINDS[name])
     return Playbook(name=raw.name, origin=document.origin, steps=steps, on_failure=raw.on_failure)
-
-
-class BenchDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``playbooks/bench.yaml``: what ``ddtree-ops bench`` measures unless the command line says otherwise."""
-
-    name: str
-    regime: Literal["chat", "code", "math", "all"] = "all"
-    count: Annotated[int, msgspec.Meta(ge=0)] = 6  # bundled prompts; 0: all
-    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 48
-    concurrency: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
-
-
-def load_bench(beside: Path | None = None, given: Mapping[str, Any] | None = None) -> BenchDefaults:
-    """The bench's defaults in force, with what the command line gives on top.
-
-    Raises:
-        ConfigError: file, line and key of a mistake.
-    """
-    read = read_document(data_dir("playbooks", beside) / "bench.yaml").convert(BenchDefaults)
-    return msgspec.structs.replace(read, **(given or {}))
 
 
 def _step(document: Document, index: int, item: dict[str, Any], kinds: Mapping[str, StepKind]) -> Step:

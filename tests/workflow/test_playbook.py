@@ -74,23 +74,6 @@ def test_unknown_key_at_the_top(tmp_path: Path) -> None:
     assert "on_failure" in caught.value.why
 
 
-def test_bench_defaults_are_read_and_the_command_line_wins(tmp_path: Path) -> None:
-    """bench.yaml said that it holds the defaults, and no command read it."""
-    assert playbook.load_bench().max_tokens == 48
-    (tmp_path / "playbooks").mkdir()
-    (tmp_path / "playbooks" / "bench.yaml").write_text("name: bench\nmax_tokens: 7\ncount: 3\n")
-    wanted = playbook.load_bench(tmp_path, {"count": 5})
-    assert (wanted.max_tokens, wanted.count) == (7, 5)
-
-
-def test_bench_mistake_names_the_key(tmp_path: Path) -> None:
-    (tmp_path / "playbooks").mkdir()
-    (tmp_path / "playbooks" / "bench.yaml").write_text("name: bench\nmax_token: 7\n")
-    with pytest.raises(ConfigError) as caught:
-        playbook.load_bench(tmp_path)
-    assert "max_tokens" in caught.value.why
-
-
 def test_rollback_cannot_drop_its_proof(tmp_path: Path) -> None:
     path = tmp_path / "rollback.yaml"
     path.write_text("name: rollback\nsteps:\n  - step: undo\n")

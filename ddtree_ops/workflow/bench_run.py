@@ -1,0 +1,327 @@
+"""The arms of a bench on one host: start, prove, compare, warm, measure, stop; inside an open transaction.
+
+Who opens the transaction decides how it ends: ``ddtree-ops bench`` always undoes it, which brings the user's service
+back; a deploy with a gate goes on in its own. Everything here that changes the host is an operation that recorded its
+way back first, so a lost controller or a power cut ends the same way.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ..applying.transaction import Transaction
+from ..attest.request import expectation
+from ..bench import arms, costs
+from ..bench.intervals import Warmup
+from ..bench.results import Client, Cost, Folder, Request, RoundRow, judged
+from ..bench.schedule import MIXED, Block, Round, next_warmup
+from ..bench.summarise import rate
+from ..inventory import Host
+from ..model import Deployment
+from ..remote.channel import Link
+from ..service import units
+from ..service.settings import ServiceSpec
+from .bench_plan import Wanted
+from .bench_progress import Bars
+
+STOP_TIMEOUT = 300.0
+IDENTITY_TIMEOUT = 120.0
+WARM_PROMPTS = 4  # at least; twice the concurrency where that is more
+
+
+class Running(msgspec.Struct, frozen=True):
+    """An arm that serves."""
+
+    arm: str
+    start: int
+    spec: arms.ArmSpec
+    why: tuple[str, ...]  # what makes its rounds INVALID: arguments that differ
+    notes: tuple[str, ...]
+    settings: dict[str, Any]
+
+    @property
+    def ref(self) -> dict[str, Any]:
+        """The ``service`` object for the host."""
+        return self.spec.ref()
+
+
+class Bench:
+    """Drives the arms; ``folder`` keeps every round as soon as it is finished."""
+
+    def __init__(
+        self,
+        link: Link,
+        tx: Transaction,
+        host: Host,
+        deployment: Deployment,
+        spec: ServiceSpec,
+        wanted: Wanted,
+        folder: Folder,
+        bars: Bars,
+    ) -> None:
+        self.link = link
+        self.tx = tx
+        self.host = host
+        self.deployment = deployment
+        self.spec = spec
+        self.wanted = wanted
+        self.folder = folder
+        self.bars = bars
+        self.costs: tuple[Cost, ...] = ()
+        self.reference: dict[str, Any] | None = None  # effective arguments that the arms are compared with
+        self.references: dict[str, Any] = {}  # greedy answers of plain decoding, with gaps
+        self._baseline: dict[str, int] | None = None
+        self._port = 0
+
+    # -- the host before and after --
+
+    def look(self) -> bool:
+        """Whether the user's service runs; its effective arguments are the reference of all comparisons."""
+        effective = self.folder.manifest.conditions.effective_args
+        self.reference = effective.get("deployed") or effective.get("ddtree")
+        state = self.link.call("service_status", {"service": self.spec.ref()}, timeout=60.0)
+        running = bool(state["state"]["pids"])
+        if self.reference is None and dict(state.get("health") or {}).get("ok"):
+            found = self.link.call("arm_facts", {"service": self.spec.ref()}, timeout=60.0)
+            if str(found["arguments"].get("speculative_algorithm") or "").upper() == "DDTREE":
+                self._remember("deployed", found["arguments"])
+                self.reference = found["arguments"]
+        return running
+
+    def make_room(self, *, for_good: bool = False) -> None:
+        """Stop the user's service (brought back by the undo, unless ``for_good``) and measure the idle GPU."""
+        with self.bars.step("stop", f"Stop {self.spec.unit}"):
+            request = {"service": self.spec.ref(), "for_good": for_good}
+            self._do("service_stop", request, timeout=STOP_TIMEOUT)
+            self._baseline = self._settle_gpu(None)
+        self._port = int(self.link.call("free_port", {"near": self.spec.port}, timeout=30.0)["port"])
+
+    def _settle_gpu(self, baseline: Mapping[str, int] | None) -> dict[str, int] | None:
+        request = {
+            "gpus": list(self.spec.gpus),
+            "baseline": baseline,
+            "tolerance_mib": self.wanted.gpu_tolerance_mib,
+            "timeout": self.wanted.gpu_timeout,
+        }
+        found: dict[str, int] | None = self._do("gpu_settle", request, timeout=None)["gpus"]
+        return found
+
+    # -- one start of one arm --
+
+    def run(self, blocks: Sequence[Block]) -> None:
+        """Measure what is left of the schedule."""
+        self.bars.plan(blocks)
+        for block in blocks:
+            running = self.start(block.arm, block.start, self._budgets(block))
+            with self.bars.block(block.arm, block.start):
+                self._serve(running, block)
+            self.stop(running)
+
+    def _budgets(self, block: Block) -> tuple[int, ...]:
+        """All budgets of the plan, also when only some are left: the same server as before a cut."""
+        return tuple(one for one in self.wanted.plan.budgets if isinstance(one, int)) if block.arm == "ddtree" else ()
+
+    def start(self, arm: str, number: int, budgets: Sequence[int] = (), trace_rounds: int | None = None) -> Running:
+        """Start an arm, wait until it serves, prove what it runs, read its arguments back."""
+        pins = arms.pins(self.reference or {}, self.spec.extra_args, self.wanted.may_differ)
+        rounds = self.wanted.trace_rounds if trace_rounds is None else trace_rounds
+        spec = arms.arm_spec(
+            self.spec, arm, port=self._port, budgets=budgets, pins=pins, trace_rounds=rounds if arm == "ddtree" else 0
+        )
+        service = spec.ref()
+        title = f"Start {arms.TITLES[arm]}" + (f", start {number}" if number else "")
+        with self.bars.step(f"start {arm}", title):
+            self._do("arm_install", {"service": service, "text": units.service_unit(spec).text})
+            started = self._do("service_start", {"service": service, "first": True}, timeout=STOP_TIMEOUT)
+            limits = {"timeout": self.host.service.readiness_timeout}
+            self._do("wait_ready", {"service": service, "start": started, **limits}, timeout=None)
+            proof = {**expectation(self.deployment), "service": service, "algorithm": spec.algorithm}
+            self._do("identity", proof, timeout=IDENTITY_TIMEOUT)
+            facts = self.link.call("arm_facts", {"service": service}, timeout=60.0)
+        return self._compared(arm, number, spec, facts)
+
+    def _compared(self, arm: str, number: int, spec: arms.ArmSpec, facts: Mapping[str, Any]) -> Running:
+        effective = dict(facts["arguments"])
+        self._remember(arm, effective)
+        if self.reference is None:
+            self.reference = effective
+        different = arms.differences(self.reference, effective, self.wanted.may_differ)
+        if arm == "ddtree":
+            self.costs = costs.from_settings(facts["settings"]) or self.costs
+        return Running(
+            arm,
+            number,
+            spec,
+            tuple(f"its server runs with other arguments than DDTREE's: {one}" for one in different),
+            arms.allowed_differences(self.reference, effective, self.wanted.may_differ),
+            dict(facts["settings"]),
+        )
+
+    def _remember(self, arm: str, effective: Mapping[str, Any]) -> None:
+        """Into the manifest; what only names a socket or a time is kept, too: it is what the server said."""
+        manifest = self.folder.manifest
+        known = {**manifest.conditions.effective_args, arm: dict(effective)}
+        conditions = msgspec.structs.replace(manifest.conditions, effective_args=known)
+        self.folder.manifest = msgspec.structs.replace(manifest, conditions=conditions)
+        self.folder.save("manifest", self.folder.manifest)
+
+    def stop(self, running: Running) -> None:
+        """Stop an arm, forget it, and wait until its GPU memory is back; after an error the undo does it."""
+        with self.bars.step(f"stop {running.arm}", f"Stop {arms.TITLES[running.arm]}"):
+            self._keep_trace(running)
+            self._do("service_stop", {"service": running.ref, "for_good": True}, timeout=STOP_TIMEOUT)
+            self._do("arm_forget", {"service": running.ref})
+            self._settle_gpu(self._baseline)
+
+    # -- rounds --
+
+    def _serve(self, running: Running, block: Block) -> None:
+        for budget, concurrency in block.settings:
+            self.warm(running, budget, concurrency)
+        if block.arm == "ar" and not self.references and not self.wanted.plan.temperature:
+            self._record_reference(running)
+        for one in block.rounds:
+            self.set_budget(running, one.budget)
+            self.folder.append(self.measure(running, one))
+            self.bars.advance(block.arm)
+
+    def warm(self, running: Running, budget: Any, concurrency: int) -> None:
+        """Rounds until two in a row agree; all of them are kept as rows, and judged with the cells."""
+        plan = self.wanted.plan
+        self.set_budget(running, budget)
+        rule = Warmup(plan.agree, plan.warmup_most)
+        number = next_warmup(self.folder.rows(), running.arm, running.start, budget, concurrency)
+        while not rule.done:
+            one = Round(
+                arm=running.arm,
+                start=running.start,
+                round=number,
+                regime=MIXED,
+                concurrency=concurrency,
+                temperature=plan.temperature,
+                budget=budget,
+            )
+            row = self.measure(running, one, self._warm_prompts(concurrency), kind="warmup")
+            self.folder.append(row)
+            rule.add(rate(row))
+            self.bars.warm(running.arm, len(rule.values))
+            number += 1
+
+    def _warm_prompts(self, concurrency: int) -> list[dict[str, Any]]:
+        """Prompts of all regimes in turn, the same ones each time."""
+        return mixed(self.wanted.prompts.values())[: max(WARM_PROMPTS, 2 * concurrency)]
+
+    def measure(
+        self,
+        running: Running,
+        one: Round,
+        prompts: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        kind: str = "measured",
+    ) -> RoundRow:
+        """One round of load, as the row that it becomes."""
+        plan = self.wanted.plan
+        before = self._counters(running)
+        rows: list[dict[str, Any]] = []
+
+        def listen(event: dict[str, Any]) -> None:
+            if event.get("kind") == "request":
+                rows.append(event["row"])
+            else:
+                self.bars.event(event)
+
+        found = self.link.call(
+            "load_round",
+            {
+                "service": running.ref,
+                "requests": list(self.wanted.prompts[one.regime] if prompts is None else prompts),
+                "concurrency": one.concurrency,
+                "max_tokens": plan.max_tokens,
+                "sampling": {"temperature": one.temperature, "max_new_tokens": plan.max_tokens},
+                "silence": plan.silence_s,
+                "flush": plan.cold,
+                "isolate": secrets.token_hex(4) if plan.cold else "",
+                "itl": kind == "measured",
+                "ids": kind == "measured",
+            },
+            timeout=None,
+            on_event=listen,
+        )
+        self.tx.check_interrupt()
+        delta = arms.counters_between(before, self._counters(running, before)) if before else None
+        row = RoundRow(
+            arm=one.arm,
+            budget=one.budget,
+            start=one.start,
+            round=one.round,
+            kind="warmup" if kind == "warmup" else "measured",
+            regime=one.regime,
+            concurrency=one.concurrency,
+            temperature=one.temperature,
+            seconds=float(found["seconds"]),
+            flushed=bool(found.get("flushed")),
+            requests=tuple(msgspec.convert(sorted(rows, key=_index), tuple[Request, ...], strict=False)),
+            counters_delta=delta,
+            why=running.why,
+            notes=running.notes,
+            time=float(found.get("time") or 0.0),
+            client=msgspec.convert(found["client"], Client) if found.get("client") else None,
+        )
+        return judged(row, plan)
+
+    def _counters(self, running: Running, since: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        if running.arm != "ddtree":
+            return {}
+        request = {"service": running.ref, "since": dict(since) if since is not None else None}
+        found: dict[str, Any] = self.link.call("arm_counters", request, timeout=60.0)["counters"]
+        return found
+
+    def set_budget(self, running: Running, budget: Any) -> None:
+        """Lower the budget of a running DDTREE arm, or set it back; other arms have none."""
+        if running.arm == "ddtree" and isinstance(budget, int):
+            self.link.call("set_budget", {"service": running.ref, "budget": budget}, timeout=60.0)
+
+    def _record_reference(self, running: Running) -> None:
+        """Greedy answers of plain decoding with the gaps between its best candidates: what identity is judged by."""
+        with self.bars.step("reference", "Record plain decoding's greedy answers"):
+            request = {
+                "service": running.ref,
+                "prompts": [one for items in self.wanted.prompts.values() for one in items],
+                "max_tokens": self.wanted.plan.max_tokens,
+                "silence": self.wanted.plan.silence_s,
+            }
+            self.references = self._do("greedy_record", request, timeout=None)
+            self.folder.write("reference.json", msgspec.json.encode(self.references))
+
+    # -- traces --
+
+    def trace(self, running: Running) -> list[dict[str, Any]]:
+        """The rounds that the arm has recorded so far, oldest first."""
+        text = self.link.call("arm_trace", {"service": running.ref}, timeout=120.0)["text"]
+        records = [msgspec.json.decode(line) for line in text.splitlines() if line.strip()]
+        return [one for one in records if one.get("kind") == "round"]
+
+    def _keep_trace(self, running: Running) -> None:
+        if running.arm != "ddtree" or "DDTREE_TRACE" not in running.spec.environment:
+            return
+        text = self.link.call("arm_trace", {"service": running.ref}, timeout=120.0)["text"]
+        if text:
+            label = f"ddtree-start{running.start}" if running.start else "ddtree-probe"
+            self.folder.write(f"traces/{label}.jsonl", text.encode())
+
+    def _do(self, op: str, params: Mapping[str, Any], timeout: float | None = 120.0) -> dict[str, Any]:
+        return self.tx.do(op, params, timeout=timeout, on_event=self.bars.event)
+
+
+def _index(row: Mapping[str, Any]) -> int:
+    return int(row["index"])
+
+
+def mixed(items: Iterable[Sequence[Any]]) -> list[Any]:
+    """One after the other from each list."""
+    lists = list(items)
+    return [one[index] for index in range(max(map(len, lists), default=0)) for one in lists if index < len(one)]
