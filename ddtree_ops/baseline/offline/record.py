@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,12 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from .. import tolerance
 from ..trees import trace
 from .config import Unsupported, read_config
 from .prompts import Prompt, read_prompts, stop_tokens
 
-FRACTION_BITS = {"bfloat16": 7, "float16": 10, "float32": 23}
-NEAR_TIE_STEPS = 2.0
+DTYPES = ("bfloat16", "float16", "float32")
 CONTROL_FAILED = 8
 Tell = Callable[[dict[str, Any]], None]
 
@@ -43,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--temperature", type=float, default=0.0)
     found.add_argument("--seed", type=int, default=0)
     found.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-text token")
-    found.add_argument("--dtype", choices=list(FRACTION_BITS), default="bfloat16")
+    found.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     found.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1")
     found.add_argument("--threads", type=int, help="CPU threads of torch")
     found.add_argument("--no-control", action="store_true", help="no control pass, and so no curve")
@@ -144,14 +143,10 @@ def _one(
 
 
 def judge(control: dict[str, Any], dtype: str) -> str:
-    """``equal``, ``near tie`` (at most two steps of the type at that size apart) or ``differs``."""
+    """``equal``, ``near tie`` or ``differs``: how an answer stands to the target's own greedy one."""
     if control["first"] is None:
         return "equal"
-    size = max(abs(control["top"]), 1e-3)
-    step = 2.0 ** (math.floor(math.log2(size)) - FRACTION_BITS[dtype])
-    if dtype == "float32":
-        step *= 2**6  # sums of another order: a few hundred rounding errors of float32
-    return "near tie" if control["distance"] <= NEAR_TIE_STEPS * step else "differs"
+    return "near tie" if control["distance"] <= tolerance.near_tie(dtype, control["top"]) else "differs"
 
 
 def _budgets(text: str) -> list[int]:
