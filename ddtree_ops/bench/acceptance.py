@@ -43,6 +43,7 @@ def _plus(one: Any, other: Any) -> Any:
 def _cell(key: tuple[Any, ...], counters: Counters) -> AcceptanceCell:
     arm, budget, regime, concurrency, temperature = key
     lengths = _integers(counters, "accept_length_histogram")
+    shapes = _table(counters, "steps_by_shape")
     return AcceptanceCell(
         arm=arm,
         budget=budget,
@@ -54,16 +55,33 @@ def _cell(key: tuple[Any, ...], counters: Counters) -> AcceptanceCell:
         by_depth=_by_depth(lengths),
         accept_length=lengths,
         accepted_rank=_integers(counters, "accepted_rank_histogram"),
-        first_miss_rank=_integers(counters, "first_miss_rank_histogram"),
+        first_miss_rank=_integers(counters, "first_miss_rank"),
+        first_miss_outside=_integer(counters, "first_miss_outside"),
         nodes_built=_integer(counters, "nodes_built"),
         nodes_padded=_integer(counters, "nodes_padded"),
+        nodes_by_depth=_integers(counters, "nodes_by_depth"),
+        tree_depth=_integers(counters, "tree_depth_histogram"),
         steps_by_width=_table(counters, "steps_by_width"),
+        steps_by_budget=_table(counters, "steps_by_budget"),
         steps_by_reason=_table(counters, "steps_by_reason"),
-        chain_steps=_integer(counters, "chain_steps"),
-        fallbacks=_table(counters, "fallbacks"),
-        time_us=None,
+        chain_steps=shapes.get("chain", 0) if shapes else None,
+        fallbacks={name: found for name in _FALLBACKS if (found := _integer(counters, name))},
+        time_us=_times(counters.get("time_split")),
+        clock=str(dict(counters.get("time_split") or {}).get("clock") or ""),
         counters=dict(counters),
     )
+
+
+_FALLBACKS = ("refused", "full_paths", "branch_paths", "moved_slots", "kv_move_skipped")
+_STAGES = ("draft", "build", "verify", "commit")
+
+
+def _times(split: Any) -> dict[str, float] | None:
+    """Mean microseconds of a sampled step by stage; None where nothing was sampled."""
+    samples = split.get("samples") if isinstance(split, Mapping) else None
+    if not isinstance(samples, int | float) or samples <= 0:
+        return None
+    return {stage: round(float(split.get(f"{stage}_us") or 0.0) / samples, 2) for stage in _STAGES}
 
 
 def _by_depth(lengths: Sequence[int]) -> tuple[DepthCount, ...]:

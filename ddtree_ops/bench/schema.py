@@ -17,7 +17,7 @@ from ..model import Value
 SCHEMA_VERSION = 1
 
 Budget = int | Literal["auto"] | None  # None: the arm has no tree
-RoundKind = Literal["warmup", "measured"]
+RoundKind = Literal["warmup", "measured", "floor"]  # floor: plain decoding at another batch shape, for identity alone
 RoundVerdict = Literal["ok", "invalid"]
 RequestOutcome = Literal["ok", "empty", "timeout", "failed"]
 Outcome = Literal["equal", "near_tie", "differs", "unjudged"]
@@ -109,6 +109,7 @@ class Request(Value, frozen=True, kw_only=True):
     first_tokens: int = 0  # tokens in that chunk
     itl_s: tuple[float, ...] | None = None  # between the chunks that follow
     reasoning_tokens: int | None = None
+    visible: bool | None = None  # whether any text was not reasoning; None: not told (token ids)
     finish: str = ""
 
 
@@ -287,16 +288,21 @@ class AcceptanceCell(Value, frozen=True, kw_only=True):
     by_depth: tuple[DepthCount, ...] = ()
     accept_length: tuple[int, ...] = ()  # request-steps by accepted drafts, from 0
     accepted_rank: tuple[int, ...] = ()  # accepted drafts by rank among their siblings; the last bin: that or higher
-    first_miss_rank: tuple[int, ...] = ()  # rank of the target's token where the walk left the tree; last bin as above
+    first_miss_rank: tuple[int, ...] = ()  # the target's token where the walk left the tree: its rank with the drafter
+    first_miss_outside: int | None = None  # it was none of the drafter's candidates
     nodes_built: int | None = None
     nodes_padded: int | None = None
+    nodes_by_depth: tuple[int, ...] = ()  # from depth 1
+    tree_depth: tuple[int, ...] = ()  # trees by the depth of their deepest node, from 0
     steps_by_width: dict[str, int] = msgspec.field(default_factory=dict)
+    steps_by_budget: dict[str, int] = msgspec.field(default_factory=dict)
     steps_by_reason: dict[str, int] = msgspec.field(
         default_factory=dict
     )  # why that budget: fixed, cost, limit, request, control, probe
-    chain_steps: int | None = None  # steps that fell back to the drafter's chain
-    fallbacks: dict[str, int] = msgspec.field(default_factory=dict)
+    chain_steps: int | None = None  # steps that verified the drafter's chain and no tree
+    fallbacks: dict[str, int] = msgspec.field(default_factory=dict)  # refusals and slow paths, where there were any
     time_us: dict[str, float] | None = None  # draft, build, verify, commit: mean of the sampled steps
+    clock: str = ""  # what timed them: "gpu" or "host"
     counters: dict[str, Any] = msgspec.field(default_factory=dict)  # the deltas as they came
 
 
