@@ -131,17 +131,17 @@ def _raise(what: str, problems: list[str]) -> None:
         raise ValueError(f"DDTREE does not support in this version a {what} with {listed}.")
 
 
-def refuse_request(req: Any) -> tuple[str, str] | None:
+def refuse_request(req: Any, most: int | None = None, logprobs: bool = True) -> tuple[str, str] | None:
     """Return ``(reason, message)`` when a request needs more than this version serves, else ``None``.
 
-    Penalties are refused because they change along a path, and DFLASH's own adjustment applies them once per block.
+    ``most``: the largest budget that a request may ask for (``None``: not checked); ``logprobs``: whether this SGLang
+    release carries them from a speculative step to the answer.
     """
     params = req.sampling_params
     checks: tuple[tuple[str, bool, str], ...] = (
-        ("logprob", bool(getattr(req, "return_logprob", False)), "return_logprob"),
+        ("logprob", bool(getattr(req, "return_logprob", False)) and not logprobs, "return_logprob"),
         ("hidden_states", bool(getattr(req, "return_hidden_states", False)), "return_hidden_states"),
         ("grammar", _has_grammar(req, params), "structured output (json_schema, regex, ebnf, structural_tag)"),
-        ("penalty", _has_penalty(params), "frequency, presence or repetition penalties and min_new_tokens"),
         ("processor", bool(getattr(req, "custom_logit_processor", None)), "custom logit processors"),
         ("beam", int(getattr(params, "beam_width", None) or 1) > 1, "beam search"),
         ("multimodal", getattr(req, "multimodal_inputs", None) is not None, "multimodal input"),
@@ -150,7 +150,39 @@ def refuse_request(req: Any) -> tuple[str, str] | None:
     for reason, hit, what in checks:
         if hit:
             return reason, f"DDTREE speculative decoding does not support {what} in this version."
+    try:
+        request_budget(params, most)
+    except ValueError as error:
+        return "budget", str(error)
+    seed = getattr(params, "sampling_seed", None)
+    if seed is not None and not is_seed(seed):
+        return "seed", f"DDTREE: the seed {seed!r} is not a number that 64 bits hold."
     return None
+
+
+def request_budget(params: Any, most: int | None = None) -> int | None:
+    """Return the budget that a request's ``custom_params`` ask for, ``None`` where they do not.
+
+    ``{"ddtree": {"budget": n}}``: at most n draft nodes per step for this request, 1 to ``most``. Raises ``ValueError``
+    with the request's error message for anything else under ``ddtree``.
+    """
+    custom = getattr(params, "custom_params", None)
+    if not isinstance(custom, dict) or "ddtree" not in custom:
+        return None
+    asked = custom["ddtree"]
+    if not isinstance(asked, dict) or set(asked) != {"budget"}:
+        raise ValueError(f'DDTREE: custom_params ask for {asked!r}; what can be asked for is {{"budget": nodes}}.')
+    budget = asked["budget"]
+    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
+        raise ValueError(f"DDTREE: a budget of {budget!r} is not a number of nodes; ask for 1 or more.")
+    if most is not None and budget > most:
+        raise ValueError(f"DDTREE: a budget of {budget} nodes is above the {most} that this server was started with.")
+    return budget
+
+
+def is_seed(value: Any) -> bool:
+    """Tell whether a seed is a number that 64 bits hold."""
+    return isinstance(value, int) and -(1 << 63) <= value < 1 << 63
 
 
 def _has_grammar(req: Any, params: Any) -> bool:
@@ -158,7 +190,8 @@ def _has_grammar(req: Any, params: Any) -> bool:
     return getattr(req, "grammar", None) is not None or any(getattr(params, f, None) for f in fields)
 
 
-def _has_penalty(params: Any) -> bool:
+def has_penalty(params: Any) -> bool:
+    """Tell whether a request's logits depend on what it has already said, or on how much."""
     return (
         float(getattr(params, "frequency_penalty", 0.0)) != 0.0
         or float(getattr(params, "presence_penalty", 0.0)) != 0.0

@@ -76,15 +76,34 @@ def _request(**changes: Any) -> SimpleNamespace:
         ({"return_logprob": True}, "logprob"),
         ({"json_schema": "{}"}, "grammar"),
         ({"grammar": object()}, "grammar"),
-        ({"repetition_penalty": 1.1}, "penalty"),
-        ({"min_new_tokens": 3}, "penalty"),
+        ({"repetition_penalty": 1.1}, None),
+        ({"min_new_tokens": 3}, None),
         ({"beam_width": 2}, "beam"),
+        ({"sampling_seed": -5}, None),
+        ({"sampling_seed": 1 << 63}, "seed"),
+        ({"custom_params": {"mine": 3}}, None),
+        ({"custom_params": {"ddtree": {"budget": 32}}}, None),
+        ({"custom_params": {"ddtree": {"budget": 33}}}, "budget"),
+        ({"custom_params": {"ddtree": {"budget": 0}}}, "budget"),
+        ({"custom_params": {"ddtree": {"budget": True}}}, "budget"),
+        ({"custom_params": {"ddtree": {"budget": "8"}}}, "budget"),
+        ({"custom_params": {"ddtree": {"bugdet": 8}}}, "budget"),
+        ({"custom_params": {"ddtree": 8}}, "budget"),
     ],
 )
 def test_requests_that_are_not_served(changes: dict[str, Any], reason: str | None) -> None:
     """Sampling is served; whatever a tree would get wrong must not be ignored in silence."""
-    refusal = limits.refuse_request(_request(**changes))
+    refusal = limits.refuse_request(_request(**changes), most=32, logprobs=False)
     assert (refusal[0] if refusal else None) == reason
+
+
+def test_logprobs_are_refused_only_where_the_release_cannot_carry_them() -> None:
+    """A release without the seam would raise in the worker, which ends the server."""
+    asking = _request(return_logprob=True)
+    assert limits.refuse_request(asking, logprobs=True) is None
+    refusal = limits.refuse_request(asking, logprobs=False)
+    assert refusal is not None
+    assert "return_logprob" in refusal[1]
 
 
 class _Weight:

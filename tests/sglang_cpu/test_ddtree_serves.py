@@ -28,9 +28,9 @@ NEAR_TIE_STEPS = 2.0
 PROMPTS = [json.loads(line)["text"] for line in (PAIR.parent / "prompts.jsonl").read_text("utf-8").splitlines()][:12]
 BATCHES = [PROMPTS[0:1], PROMPTS[1:2], PROMPTS[2:3], PROMPTS[3:4], PROMPTS[4:8], PROMPTS[8:12]]
 REFUSED = {
-    "logprob": {"return_logprob": True, "sampling_params": {"temperature": 0, "max_new_tokens": 4}},
     "grammar": {"sampling_params": {"temperature": 0, "max_new_tokens": 4, "regex": "a+"}},
-    "penalty": {"sampling_params": {"temperature": 0, "max_new_tokens": 4, "frequency_penalty": 0.5}},
+    "budget": {"sampling_params": {"max_new_tokens": 4, "custom_params": {"ddtree": {"budget": BUDGET + 1}}}},
+    "seed": {"sampling_params": {"max_new_tokens": 4, "sampling_seed": 1 << 63}},
 }
 
 
@@ -275,7 +275,7 @@ def test_unsupported_requests_are_refused_with_a_reason(run: Run) -> None:
     """Sampling must not be answered greedily; nothing unsupported may be ignored silently."""
     for reason, (status, answer) in run.refusals.items():
         assert status == 400, (reason, answer)
-        assert "DDTREE speculative decoding does not support" in answer["error"]["message"]
+        assert answer["error"]["message"].startswith("DDTREE"), answer
         assert run.counters_end[f"refused_{reason}"] == 1
 
 

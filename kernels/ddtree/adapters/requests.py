@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from typing import Any
 
-from .. import limits, metrics
+from .. import limits, metrics, settings
+from . import logprobs
 
 _SCHEDULER = "sglang.srt.managers.scheduler"
 _CHECK = "validate_dflash_request"
@@ -16,7 +18,7 @@ def install_request_check() -> None:
 
     The scheduler calls its check by a module-level name for every request and answers with the message that comes back.
     Replacing that name in the scheduler's own process keeps the patch smaller by one file; without it a request that
-    asks for sampling would be decoded greedily, so its absence stops the start.
+    asks for what a tree does not give would be answered wrongly, so its absence stops the start.
     """
     scheduler = importlib.import_module(_SCHEDULER)
     original = getattr(scheduler, _CHECK, None)
@@ -26,9 +28,9 @@ def install_request_check() -> None:
         return
 
     def check(req: Any, *args: Any, **kwargs: Any) -> str | None:
-        refusal = limits.refuse_request(req)
+        refusal = limits.refuse_request(req, settings.current().budget, logprobs.served())
         if refusal is None:
-            message: str | None = original(req, *args, **kwargs)
+            message: str | None = original(_without_logprobs(req), *args, **kwargs)
             return message
         reason, text = refusal
         metrics.host.add("refused")
@@ -37,3 +39,12 @@ def install_request_check() -> None:
 
     check.ddtree = True  # type: ignore[attr-defined]
     setattr(scheduler, _CHECK, check)
+
+
+def _without_logprobs(req: Any) -> Any:
+    """Return what DFLASH's own check is to see: some releases refuse log-probabilities, which DDTREE serves."""
+    if not getattr(req, "return_logprob", False):
+        return req
+    seen = copy.copy(req)
+    seen.return_logprob = False
+    return seen

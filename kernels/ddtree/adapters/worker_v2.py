@@ -24,7 +24,7 @@ import torch
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
-from sglang.srt.speculative.dflash_utils import apply_dflash_verify_logits_adjustments, parse_dflash_draft_config
+from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 
 from .. import beacon, limits, metrics, settings
@@ -34,9 +34,12 @@ from ..build.torch_builder import TreeBatch
 from ..control.choice import Choice, Chooser
 from ..control.ladder import Ladder
 from ..tree.trace import TraceHeader
-from . import compat
+from . import compat, grammar, logprobs
 from .commit import Committer, Outcome
 from .draft_tail import DraftTail, Found
+from .first_token import FirstTokens
+from .logits import adjust
+from .request_state import RequestState
 from .sampling import target_tokens
 from .tracing import tracer_from_environment
 from .verify_input import full_mask, full_mask_size, graph_mask, make_verify_input
@@ -127,6 +130,9 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         self._committer = Committer(runner.token_to_kv_pool, max_bs, self._path_width, self.device)
         processor = getattr(runner.model, "logits_processor", None)
         self.tail = DraftTail(self.ddtree, self._head, self.head_rows, processor, max_bs, self.device)
+        config = runner.model_config
+        self.requests = RequestState(self.tail, self.ddtree.budget, int(config.context_len), int(config.vocab_size))
+        self._first_tokens = FirstTokens(runner.sampler)
         hooks = getattr(runner, "capture_tail_hooks", None)
         on_gpu = torch.device(self.device).type == "cuda"
         if on_gpu and hooks is not None and os.environ.get(ENV_GRAPH_COMMIT, "1") != "0":
@@ -163,35 +169,46 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         """Run one batch; prefill and idle batches are DFLASH's own."""
         decoding = not (batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle())
         if not decoding:
-            return super().forward_batch_generation(batch, on_publish=on_publish, **kwargs)
+            return self._prefill(batch, on_publish, kwargs)
         if not isinstance(batch.spec_info, DFlashDraftInputV2):
             raise RuntimeError(
                 f"DDTREE expected a DFLASH draft input on the batch, got {type(batch.spec_info).__name__}."
             )
-        return self._decode(batch, batch.spec_info, on_publish)
+        return self._decode(batch, batch.spec_info, on_publish, kwargs.get("grammar_barrier"))
 
-    def _decode(self, batch: Any, draft_input: DFlashDraftInputV2, on_publish: Any) -> Any:
+    def _prefill(self, batch: Any, on_publish: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a batch through DFLASH's own prefill, so that it gives requests what decoding will give them."""
+        with self.requests.prefilling(batch, self._first_tokens), logprobs.through_prefill(batch):
+            return super().forward_batch_generation(batch, on_publish=on_publish, **kwargs)
+
+    def _validate_phase1_sampling_support(self, batch: Any) -> None:
+        """Sampling is served here, so there is nothing to warn about."""
+        logprobs.restore(batch)
+
+    def _decode(self, batch: Any, draft_input: DFlashDraftInputV2, on_publish: Any, barrier: Any) -> Any:
         if self._sync_debug and metrics.host.values["verify_steps"] >= _SYNC_DEBUG_AFTER:
             torch.cuda.set_sync_debug_mode(self._sync_debug)
             try:
-                return self._decode_step(batch, draft_input, on_publish)
+                return self._decode_step(batch, draft_input, on_publish, barrier)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-        return self._decode_step(batch, draft_input, on_publish)
+        return self._decode_step(batch, draft_input, on_publish, barrier)
 
-    def _decode_step(self, batch: Any, draft_input: DFlashDraftInputV2, on_publish: Any) -> Any:
+    def _decode_step(self, batch: Any, draft_input: DFlashDraftInputV2, on_publish: Any, barrier: Any) -> Any:
         seq_lens = batch.seq_lens
         if seq_lens.is_cuda:  # made by the previous step, perhaps on another stream
             seq_lens.record_stream(torch.cuda.current_stream(seq_lens.device))
         root = compat.bonus_tokens(draft_input).view(-1)
         table = self.model_runner.req_to_token_pool.req_to_token
-        live = self._verify_tail is not None and not self._must_see_logits(batch.sampling_info)
+        self.requests.update(batch.reqs, root)
+        live = self._verify_tail is not None and not self._must_see_logits(batch)
         bs = int(seq_lens.shape[0])
         choice = self._choose(bs)
         step = self._buffers.prepare(
             root, seq_lens, batch.req_pool_indices, table, int(self._mask_token_id), live, choice.width
         )
         found, tree, mask = self._draft(batch, draft_input, root, step)
+        links = grammar.begin(batch, tree)
         target_out = self._verify(batch, draft_input, tree, mask, step)
         logits_output = target_out.logits_output
         if live and target_out.can_run_cuda_graph:
@@ -199,24 +216,29 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
             if on_publish is not None:
                 on_publish(done.outcome.new_seq_lens)
             self._append_to_draft(done.rows, step, done.outcome)
+            self._add_logprobs(batch, logits_output, done.target, done.outcome)
             self._trace(batch, found, tree, done.target, done.outcome, logits_output)
             logits_output.hidden_states = None
             return self._result(target_out, done.outcome, keep=True)
-        if batch.sampling_info is not None:
-            apply_dflash_verify_logits_adjustments(
-                next_token_logits=logits_output.next_token_logits,
-                sampling_info=batch.sampling_info,
-                draft_token_num=choice.width,
-            )
-        target = target_tokens(logits_output.next_token_logits, batch.sampling_info, choice.width)
+        logits, info = logits_output.next_token_logits, batch.sampling_info
+        legal = grammar.mask(batch, links, self.device, barrier)
+        adjust(logits, tree, seq_lens, self.ddtree.depth, info, self.requests.penalties, legal)
+        target = target_tokens(logits, info, choice.width, self.requests.seeds, tree.positions)
         outcome = self._committer.accept(tree, target, seq_lens)
         if on_publish is not None:
             on_publish(outcome.new_seq_lens)
 
         self._commit(logits_output.hidden_states, step, tree, outcome)
         logits_output.hidden_states = None  # large, and nobody needs it on the host
+        self.requests.advance(outcome.accepted)
+        self._add_logprobs(batch, logits_output, target, outcome)
         self._trace(batch, found, tree, target, outcome, logits_output)
         return self._result(target_out, outcome)
+
+    @staticmethod
+    def _add_logprobs(batch: Any, logits_output: Any, target: torch.Tensor, outcome: Outcome) -> None:
+        if batch.return_logprob:
+            logprobs.add(batch, logits_output, target, outcome.accepted.path)
 
     def _choose(self, bs: int) -> Choice:
         """Choose width, budget and form of the trees to come, and tell the device when that changes."""
@@ -225,11 +247,11 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         self.tail.set_shape(Shape(choice.width, choice.budget, 1 if choice.chain else ANY_RANK))
         return choice
 
-    @staticmethod
-    def _must_see_logits(info: Any) -> bool:
+    def _must_see_logits(self, batch: Any) -> bool:
+        """Tell whether a batch's tokens are more than the best ones of raw logits, which captured tails take."""
         from .verify_tail import must_see_logits
 
-        return must_see_logits(info)
+        return self.requests.penalties is not None or batch.has_grammar or must_see_logits(batch.sampling_info)
 
     def _trace(
         self, batch: Any, found: Found, tree: TreeBatch, target: torch.Tensor, outcome: Outcome, logits_output: Any
