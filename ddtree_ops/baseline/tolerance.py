@@ -1,8 +1,8 @@
 """When a difference is a near tie: two steps of the served type at the logits' size (bfloat16 at 16 to 32: 0.25).
 
 A logit that happens to be small is no more exact than its neighbours: what rounds is the hidden state before it, so no
-logit counts as smaller than 16. (Measured with the test pair, whose best logits are 0.4 to 4.4: bfloat16 against float32
-chose another token at float32 gaps of up to 0.103; two steps at the logits' own size would have allowed 0.002 to 0.03.)
+logit counts as smaller than 16. (Measured with the test pair, whose best logits are 0.4 to 4.4: bfloat16 against fp32
+chose another token at fp32 gaps of up to 0.103; two steps at the logits' own size would have allowed 0.002 to 0.03.)
 """
 
 from __future__ import annotations

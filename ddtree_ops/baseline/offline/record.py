@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,18 +50,29 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--threads", type=int, help="CPU threads of torch")
     found.add_argument("--no-control", action="store_true", help="no control pass, and so no curve")
     found.add_argument("--out", default="-", help="file, or - for stdout")
+    found.add_argument("--tied", type=Path, help=argparse.SUPPRESS)  # when stdin closes: remove this folder and end
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run; returns the exit status."""
     args = parser().parse_args(argv)
+    if args.tied:
+        threading.Thread(target=_until_left, args=(args.tied,), daemon=True).start()
     try:
         with _sink(args.out) as (write, tell):
             return record(args, write, tell)
     except Unsupported as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _until_left(folder: Path) -> None:
+    """Wait until whoever started us is gone, then leave nothing behind."""
+    while sys.stdin.buffer.read(1024):
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(3)
 
 
 @contextmanager
