@@ -55,6 +55,7 @@ class Service(Value, frozen=True, kw_only=True):
     host: str = "127.0.0.1"  # bind address
     port: int = 30000
     budget: int = 32
+    auto_budget: bool = False
     gpus: tuple[int, ...] = ()
     extra_flags: tuple[str, ...] = ()
     environment: dict[str, str] = msgspec.field(default_factory=dict)

@@ -40,6 +40,7 @@ _SERVICE: dict[str, Field] = {
     "host": Field("string", "the address to bind, for example 127.0.0.1"),
     "port": Field("integer", "a port from 1 to 65535", low=1, high=65535),
     "budget": Field("integer", "draft nodes per step without the root, from 1 to 1023", low=1, high=1023),
+    "auto_budget": Field("boolean", "true: the server chooses each width by cost, up to `budget`; false: `budget`"),
     "gpus": Field("integers", "a list of GPU indices, for example [0, 1]"),
     "extra_flags": Field("flags", 'a list of words for sglang.launch_server, for example [--tp-size, "2"]'),
     "environment": Field("map", "names and plain values (no secrets)"),

@@ -71,7 +71,9 @@ def make_plan(host: Host, facts: Facts, verdict: Verdict, live: Copy, build: Bui
         needs=tuple(_needs(facts, live, layout, spec)),
         checks=(*checks.preconditions(host, facts, verdict, wanted), *_fit(facts, spec)),
         notes=tuple(_notes(live, verdict, wanted)),
-        settings={} if spec is None else {"budget": spec.budget, "port": spec.port, "unit": spec.unit},
+        settings={}
+        if spec is None
+        else {"budget": spec.budget, "auto_budget": spec.auto_budget, "port": spec.port, "unit": spec.unit},
     )
     return Prepared(plan=plan, build=build, layout=layout, live=live, source=source, spec=spec, unit=unit)
 

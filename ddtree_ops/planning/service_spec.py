@@ -26,6 +26,7 @@ def service_spec(
         unit=service.unit,
         init=host.init,
         budget=budget,
+        auto_budget=service.auto_budget,
         block_size=block_size(facts),
         listen=service.host,
         port=service.port,

@@ -38,6 +38,7 @@ class ServiceSpec(Value, frozen=True, kw_only=True):
     init: Init = "systemd"
     algorithm: Algorithm = "DDTREE"
     budget: int = 32
+    auto_budget: bool = False  # the server chooses by cost, and `budget` is the most
     block_size: int = 16
     listen: str = "127.0.0.1"
     port: int = 30000
@@ -186,7 +187,7 @@ class ServiceSpec(Value, frozen=True, kw_only=True):
     def _own(self) -> dict[str, str]:
         own = {"DDTREE_RUN_DIR": self.run_dir}
         if self.algorithm == "DDTREE":
-            own["DDTREE_BUDGET"] = str(self.budget)
+            own["DDTREE_BUDGET"] = "auto" if self.auto_budget else str(self.budget)
         return own
 
     def variant(self, algorithm: Algorithm) -> ServiceSpec:

@@ -68,6 +68,13 @@ def test_the_environment():
     assert "PYTHONSAFEPATH" not in msgspec.structs.replace(own, environment={}).env()
 
 
+def test_an_automatic_budget_keeps_its_upper_limit_in_the_width():
+    """`auto` that lost `budget` would capture and reserve for the payload's default instead of the inventory's."""
+    found = msgspec.structs.replace(SPEC, budget=48, auto_budget=True)
+    assert found.env()["DDTREE_BUDGET"] == "auto"
+    assert found.argv()[found.argv().index("--speculative-num-draft-tokens") + 1] == "49"
+
+
 @pytest.mark.parametrize("name", ["DDTREE_RUN_DIR", "DDTREE_BUDGET", "SGLANG_DDTREE_API_KEY"])
 def test_an_environment_that_contradicts_a_setting_is_refused(name):
     """A budget in two places, or a key in the unit's text."""
