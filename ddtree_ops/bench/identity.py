@@ -5,32 +5,25 @@ Verification makes speculation exact up to arithmetic: a verify batch has anothe
 server's two candidates were a *near tie*: at most two steps of the served type apart. The API gives log-probabilities,
 whose differences are those of the logits, but not the logits' size; the step is therefore taken at a stated size. After
 the first difference two texts legitimately differ, so nothing later is compared.
+
+What arithmetic alone does is measured, not assumed: :func:`report` compares plain decoding with itself at another batch
+shape first (the floor). Only ids are compared; texts of the same length prove nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
 
 from ..model import Value
-
-Outcome = Literal["equal", "near_tie", "differs", "unjudged"]
+from .loops import loop_of
+from .schema import Budget, Comparison, IdentityPair, IdentityReport, Outcome, RoundRow, Verdict
 
 _FRACTION_BITS = {"bfloat16": 7, "float16": 10, "half": 10, "float32": 23, "float": 23}
 LOGIT_SIZE = 16.0  # logits of 16 to 32: the step of bfloat16 is 0.125 there
-
-
-class Comparison(Value, frozen=True, kw_only=True):
-    """One prompt; ``index`` counts generated tokens from 0, ``gap`` is in nats on the plain server."""
-
-    id: str
-    outcome: Outcome
-    compared: int
-    index: int | None = None
-    gap: float | None = None
-    plain: int | None = None  # the token there
-    ours: int | None = None
 
 
 class Identity(Value, frozen=True, kw_only=True):
@@ -58,8 +51,6 @@ class Identity(Value, frozen=True, kw_only=True):
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        import msgspec
-
         counts = {name: self.count(name) for name in ("equal", "near_tie", "differs", "unjudged")}
         return {**msgspec.to_builtins(self), "counts": counts, "tokens": self.tokens, "ok": self.ok}
 
@@ -81,22 +72,27 @@ def compare(
         comparisons=tuple(found),
         near_tie=limit,
         dtype=dtype,
-        rule=(
-            f"a first difference is allowed where the plain server's candidates are at most {limit:g} nats apart: two "
-            f"steps of {dtype} at logits of {size:g} to {2 * size:g}"
-        ),
+        rule=_rule(dtype, size),
         missing=tuple(row["id"] for row in rows if row["id"] not in plain),
+    )
+
+
+def _rule(dtype: str, size: float = LOGIT_SIZE) -> str:
+    return (
+        f"a first difference is allowed where the plain server's candidates are at most {near_tie_gap(dtype, size):g} "
+        f"nats apart: two steps of {dtype} at logits of {size:g} to {2 * size:g}"
     )
 
 
 def _one(plain: Mapping[str, Any], row: Mapping[str, Any], limit: float) -> Comparison:
     left, right = list(plain["ids"]), list(row["ids"])
     shorter = min(len(left), len(right))
+    loop = "" if loop_of(left) else loop_of(right)
     first = next((index for index in range(shorter) if left[index] != right[index]), None)
     if first is None and _stopped_early(plain, row):
         first = shorter
     if first is None:
-        return Comparison(id=row["id"], outcome="equal", compared=shorter)
+        return Comparison(id=row["id"], outcome="equal", compared=shorter, loop=loop)
     here = left[first] if first < len(left) else None
     there = right[first] if first < len(right) else None
     gap, exact = _gap(plain, first, here, there)
@@ -108,6 +104,8 @@ def _one(plain: Mapping[str, Any], row: Mapping[str, Any], limit: float) -> Comp
         gap=gap,
         plain=here,
         ours=there,
+        top2=_top2(plain, first),
+        loop=loop,
     )
 
 
@@ -126,6 +124,13 @@ def _judge(gap: float | None, exact: bool, limit: float) -> Outcome:
     return "near_tie" if exact else "unjudged"
 
 
+def _top2(plain: Mapping[str, Any], index: int) -> float | None:
+    """The gap between the plain server's own two best candidates there."""
+    top = plain.get("top") or ()
+    scores = sorted((float(score) for _, score in top[index] or ()), reverse=True) if index < len(top) else []
+    return scores[0] - scores[1] if len(scores) > 1 else None
+
+
 def _gap(plain: Mapping[str, Any], index: int, here: int | None, there: int | None) -> tuple[float | None, bool]:
     """How far our token was behind on the plain server, and whether that is exact: a token that is not among the
     recorded candidates is at least as far behind as the last of them."""
@@ -137,3 +142,129 @@ def _gap(plain: Mapping[str, Any], index: int, here: int | None, there: int | No
     if there in scores:
         return abs(best - scores[there]), True
     return best - min(scores.values()), False
+
+
+# -- a whole bench --
+
+PLAIN_ARM = "ar"
+LOOPS_MOST = 0.1  # part of the prompts that may repeat themselves where plain decoding does not
+_WORST_LAST: tuple[Outcome, ...] = ("equal", "near_tie", "unjudged", "differs")
+_VERDICTS: tuple[Verdict, ...] = ("ok", "INVALID", "FAILED")
+
+
+def report(reference: Mapping[str, Any], rows: Sequence[RoundRow], *, dtype: str) -> IdentityReport:
+    """Every arm, budget and concurrency against plain decoding, and the floor.
+
+    Args:
+        reference: Greedy answers of plain decoding one by one, with candidates (``ddtree-greedy/1``).
+        rows: Rounds of the bench; those at a temperature are left out. Rounds of kind ``floor``, or measured ones of
+            ``ar`` at a concurrency above 1, are plain decoding at another batch shape.
+        dtype: The served type; it decides what a near tie is.
+    """
+    groups: dict[tuple[str, Budget, int], list[RoundRow]] = {}
+    for row in rows:
+        if row.kind != "warmup" and not row.temperature:
+            groups.setdefault((row.arm, row.budget, row.concurrency), []).append(row)
+    pairs = [_pair(key, reference, found, dtype) for key, found in groups.items()]
+    plain = [pair for pair in pairs if pair.arm == PLAIN_ARM and pair.concurrency > 1]
+    floor = max(plain, key=lambda pair: pair.concurrency, default=None)
+    judged = tuple(_beside(pair, floor) for pair in pairs if pair.arm != PLAIN_ARM)
+    why = [f"{_name(pair)}: {pair.text}" for pair in judged if pair.verdict != "ok"]
+    if floor is None:
+        why.append("no floor: plain decoding was not compared with itself at another batch shape")
+    return IdentityReport(
+        dtype=dtype,
+        near_tie=near_tie_gap(dtype),
+        rule=_rule(dtype),
+        floor=floor,
+        pairs=judged,
+        verdict=max((pair.verdict for pair in judged), key=_VERDICTS.index, default="INVALID"),
+        why=tuple(why),
+    )
+
+
+def _pair(
+    key: tuple[str, Budget, int], reference: Mapping[str, Any], rows: Sequence[RoundRow], dtype: str
+) -> IdentityPair:
+    """A prompt counts once, with its worst outcome over the rounds of all starts."""
+    worst: dict[str, Comparison] = {}
+    missing: dict[str, None] = {}
+    for row in rows:
+        answers = [_answer(one.id, one.ids, one.finish) for one in row.requests if one.ok and one.ids is not None]
+        found = compare(reference, answers, dtype=dtype)
+        missing.update(dict.fromkeys(found.missing))
+        for one in found.comparisons:
+            known = worst.get(one.id)
+            if known is None or _WORST_LAST.index(one.outcome) > _WORST_LAST.index(known.outcome):
+                worst[one.id] = msgspec.structs.replace(one, regime=row.regime)
+    comparisons = tuple(worst.values())
+    counts: dict[str, int] = {name: sum(one.outcome == name for one in comparisons) for name in _WORST_LAST}
+    arm, budget, concurrency = key
+    return IdentityPair(
+        arm=arm,
+        budget=budget,
+        concurrency=concurrency,
+        counts=counts,
+        tokens=sum(one.compared for one in comparisons),
+        comparisons=comparisons,
+        missing=tuple(missing),
+        verdict="FAILED" if counts["differs"] else "INVALID" if counts["unjudged"] or not comparisons else "ok",
+        text=_words(comparisons, counts),
+    )
+
+
+def _answer(name: str, ids: Sequence[int], finish: str) -> dict[str, Any]:
+    return {"id": name, "ids": list(ids), "ok": True, "finish": finish}
+
+
+def _beside(pair: IdentityPair, floor: IdentityPair | None) -> IdentityPair:
+    """The pair judged beside the floor: what plain decoding does to itself cannot be held against a tree."""
+    loops, usual = _loops(pair), _loops(floor) if floor else []
+    verdict, texts = pair.verdict, [pair.text]
+    if loops:
+        texts.append(
+            f"{len(loops)} answers repeat themselves where plain decoding does not; {loops[0].id}: {loops[0].loop}"
+        )
+        if len(loops) > max(LOOPS_MOST * len(pair.comparisons), len(usual)):
+            verdict = "FAILED"
+    if floor is not None and floor.verdict == "FAILED" and pair.verdict == "FAILED":
+        verdict = "INVALID"
+        texts.append("plain decoding parts from itself at a wide gap, too, so identity cannot be judged here")
+    return msgspec.structs.replace(pair, verdict=verdict, text="; ".join(texts))
+
+
+def _loops(pair: IdentityPair) -> list[Comparison]:
+    return [one for one in pair.comparisons if one.loop]
+
+
+def _words(comparisons: Sequence[Comparison], counts: Mapping[str, int]) -> str:
+    if not comparisons:
+        return "nothing was compared"
+    tokens = sum(one.compared for one in comparisons)
+    parts = [f"{counts['equal']} of {len(comparisons)} answers equal ({tokens} tokens compared)"]
+    if counts["near_tie"]:
+        only = counts["near_tie"] + counts["equal"] == len(comparisons)
+        where = _places(one for one in comparisons if one.outcome == "near_tie")
+        prompts = "1 prompt" if counts["near_tie"] == 1 else f"{counts['near_tie']} prompts"
+        parts.append(f"not bit-identical: {prompts}, {'all at near ties' if only else 'at near ties'} ({where})")
+    if counts["differs"]:
+        where = _places(one for one in comparisons if one.outcome == "differs")
+        parts.append(f"{counts['differs']} differ at a wide gap, verify bug suspected: {where}")
+    if counts["unjudged"]:
+        where = _places(one for one in comparisons if one.outcome == "unjudged")
+        parts.append(f"{counts['unjudged']} differences cannot be judged: {where}")
+    return "; ".join(parts)
+
+
+def _places(found: Iterable[Comparison]) -> str:
+    """``math/dice at token 17, gap 0.0312``: the first three."""
+    shown = list(found)
+    texts = [
+        f"{one.id} at token {one.index}, gap {'unknown' if one.gap is None else f'{one.gap:.3g}'}" for one in shown[:3]
+    ]
+    return "; ".join(texts) + (f"; and {len(shown) - 3} more" if len(shown) > 3 else "")
+
+
+def _name(pair: IdentityPair) -> str:
+    budget = "" if pair.budget is None else f" budget {pair.budget}"
+    return f"{pair.arm}{budget}, concurrency {pair.concurrency}"

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from ..bench import gates as gating
 from ..bench import identity as judging
-from ..bench.results import (
-    Comparison,
-    Cost,
-    Folder,
-    Gates,
-    IdentityPair,
-    IdentityReport,
-    RoundRow,
-    Summary,
-    Verdict,
-    acceptance,
-    summarise,
-)
+from ..bench.results import Cost, Folder, Gates, Summary, acceptance, summarise
 from ..errors import GateFailed
 
 
@@ -35,7 +23,7 @@ def conclude(folder: Folder, *, dtype: str, costs: Sequence[Cost] = ()) -> Summa
         folder.save("costs", tuple(costs))
     reference = _reference(folder)
     if reference is not None:
-        folder.save("identity", identity_report(reference, rows, dtype))
+        folder.save("identity", judging.report(reference, rows, dtype=dtype))
     return summary
 
 
@@ -45,99 +33,6 @@ def _reference(folder: Folder) -> dict[str, Any] | None:
         return None
     found: dict[str, Any] = msgspec.json.decode(path.read_bytes())
     return found
-
-
-def identity_report(reference: Mapping[str, Any], rows: Sequence[RoundRow], dtype: str) -> IdentityReport:
-    """Every arm, budget and concurrency against plain decoding one by one; plain decoding itself at another batch
-    shape first: that is the floor, what arithmetic alone makes of the same model."""
-    measured = [row for row in rows if row.kind == "measured" and not row.temperature]
-    groups: dict[tuple[str, Any, int], list[RoundRow]] = {}
-    for row in measured:
-        groups.setdefault((row.arm, row.budget, row.concurrency), []).append(row)
-    pairs = {key: _pair(key, reference, found, dtype) for key, found in groups.items()}
-    plain = {key: pair for key, pair in pairs.items() if key[0] == "ar"}
-    floor = plain[max(plain, key=lambda key: key[2])] if plain else None
-    others = tuple(pair for key, pair in pairs.items() if key[0] != "ar")
-    why = tuple(f"{_name(pair)}: {pair.text}" for pair in others if pair.verdict != "ok")
-    return IdentityReport(
-        dtype=dtype,
-        near_tie=judging.near_tie_gap(dtype),
-        rule=judging.compare(reference, [], dtype=dtype).rule,
-        floor=floor,
-        pairs=others,
-        verdict=_worst([pair.verdict for pair in others]),
-        why=why,
-    )
-
-
-def _pair(
-    key: tuple[str, Any, int], reference: Mapping[str, Any], rows: Sequence[RoundRow], dtype: str
-) -> IdentityPair:
-    """One prompt counts once, with its worst outcome over the rounds of all starts."""
-    arm, budget, concurrency = key
-    worst: dict[str, tuple[judging.Comparison, str]] = {}
-    missing: set[str] = set()
-    tokens = 0
-    for row in rows:
-        answers = [_answer(one) for one in row.requests if one.ok and one.ids is not None]
-        found = judging.compare(reference, answers, dtype=dtype)
-        missing.update(found.missing)
-        for one in found.comparisons:
-            before = worst.get(one.id)
-            if before is None or _ORDER.index(one.outcome) > _ORDER.index(before[0].outcome):
-                worst[one.id] = (one, row.regime)
-    comparisons = tuple(_comparison(one, regime) for one, regime in worst.values())
-    tokens = sum(one.compared for one in comparisons)
-    counts = {outcome: sum(one.outcome == outcome for one in comparisons) for outcome in _ORDER}
-    return IdentityPair(
-        arm=arm,
-        budget=budget,
-        concurrency=concurrency,
-        counts=counts,
-        tokens=tokens,
-        comparisons=comparisons,
-        missing=tuple(sorted(missing)),
-        verdict="FAILED" if counts["differs"] else "INVALID" if counts["unjudged"] or not comparisons else "ok",
-        text=_text(comparisons, counts, tokens),
-    )
-
-
-_ORDER = ("equal", "near_tie", "unjudged", "differs")
-
-
-def _answer(request: Any) -> dict[str, Any]:
-    return {"id": request.id, "ids": list(request.ids), "ok": True, "finish": request.finish}
-
-
-def _comparison(one: judging.Comparison, regime: str) -> Comparison:
-    return Comparison(**msgspec.structs.asdict(one), regime=regime)
-
-
-def _text(comparisons: Sequence[Comparison], counts: Mapping[str, int], tokens: int) -> str:
-    if not comparisons:
-        return "nothing was compared"
-    parts = [f"{counts['equal']} of {len(comparisons)} answers equal ({tokens} tokens compared)"]
-    if counts["near_tie"]:
-        parts.append(f"not bit-identical: {counts['near_tie']} prompts, all at near ties" if not counts["differs"]
-                     else f"{counts['near_tie']} part at near ties")  # fmt: skip
-    for one in comparisons:
-        if one.outcome == "differs":
-            gap = "?" if one.gap is None else f"{one.gap:.3g}"
-            parts.append(f"verify bug suspected: {one.id} differs at token {one.index}, where the gap is {gap} nats")
-            break
-    if counts["unjudged"]:
-        parts.append(f"{counts['unjudged']} differences cannot be judged")
-    return "; ".join(parts)
-
-
-def _name(pair: IdentityPair) -> str:
-    budget = "" if pair.budget is None else f" budget {pair.budget}"
-    return f"{pair.arm}{budget}, concurrency {pair.concurrency}"
-
-
-def _worst(verdicts: Iterable[Verdict]) -> Verdict:
-    found = set(verdicts)
-    return "FAILED" if "FAILED" in found else "INVALID" if "INVALID" in found else "ok"
 
 
 def judge_gates(folder: Folder, book: gating.GateBook, served: int) -> Gates:
