@@ -32,9 +32,9 @@ class Link(Protocol):
     def call(
         self,
         verb: str,
-        params: Mapping[str, Any] | None = None,
+        params: Document | None = None,
         *,
-        timeout: float | None = None,
+        timeout: float | None = 600.0,
         on_event: OnEvent | None = None,
     ) -> Document:
         """Run one verb there."""
@@ -53,7 +53,11 @@ class Setting(Value, frozen=True, kw_only=True):
     temperature: float = 0.0
 
 
-def parameters(target: Mapping[str, Any], setting: Setting, prompts: Sequence[Prompt], plan: Plan) -> Document:
+Asked = Sequence[Prompt | Mapping[str, Any]]
+"""Prompts, or requests as ``load_round`` takes them."""
+
+
+def parameters(target: Mapping[str, Any], setting: Setting, prompts: Asked, plan: Plan) -> Document:
     """Parameters of the verb ``load_round``.
 
     Args:
@@ -61,7 +65,10 @@ def parameters(target: Mapping[str, Any], setting: Setting, prompts: Sequence[Pr
     """
     found: Document = {
         **target,
-        "requests": [prompt.request(index) for index, prompt in enumerate(prompts)],
+        "requests": [
+            prompt.request(index) if isinstance(prompt, Prompt) else {**prompt, "index": index}
+            for index, prompt in enumerate(prompts)
+        ],
         "concurrency": setting.concurrency,
         "max_tokens": plan.max_tokens,
         "sampling": {"temperature": setting.temperature},
@@ -77,7 +84,7 @@ def measure(
     link: Link,
     target: Mapping[str, Any],
     setting: Setting,
-    prompts: Sequence[Prompt],
+    prompts: Asked,
     plan: Plan,
     *,
     on_event: OnEvent | None = None,
@@ -117,7 +124,10 @@ def _cut_short(error: BaseException, done: int, total: int) -> str:
 def row_of(
     setting: Setting, finished: Sequence[Mapping[str, Any]], result: Mapping[str, Any], why: Sequence[str] = ()
 ) -> RoundRow:
-    """The row of a round from what the host reported, requests in the order of their prompts; not judged yet."""
+    """The row of a round from what the host reported, requests in the order of their prompts; not judged yet.
+
+    ``why`` is the reason of a round that was cut.
+    """
     requests = sorted((msgspec.convert(dict(one), Request) for one in finished), key=lambda one: one.index)
     client = result.get("client")
     said = str(result.get("flush_error") or "")
@@ -128,6 +138,7 @@ def row_of(
         requests=tuple(requests),
         verdict="invalid" if why else "ok",
         why=tuple(why),
+        cut=bool(why),
         notes=(f"{NOT_EMPTIED}: {said}",) if said else (),
         time=float(result.get("time") or 0.0),
         client=msgspec.convert(client, Client) if client else None,
@@ -169,7 +180,7 @@ def _ids(link: Link, target: Mapping[str, Any], prompts: Sequence[Prompt]) -> li
     return found
 
 
-def soak(link: Link, target: Mapping[str, Any], prompts: Sequence[Prompt], plan: Plan, arm: str = "ddtree") -> RoundRow:
+def soak(link: Link, target: Mapping[str, Any], prompts: Asked, plan: Plan, arm: str = "ddtree") -> RoundRow:
     """More than 150 short requests at once, as a restarted server must answer before it is called good.
 
     A verdict other than ``ok`` names the first request that was not answered.

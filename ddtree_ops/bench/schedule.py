@@ -79,7 +79,7 @@ def key_of(row: RoundRow) -> tuple[object, ...]:
 
 def remaining(blocks: Iterable[Block], rows: Iterable[RoundRow]) -> tuple[Block, ...]:
     """What is still to be measured: finished rounds are left out, and starts of which nothing is left."""
-    done = {key_of(row) for row in rows if row.kind == "measured"}
+    done = {key_of(row) for row in rows if row.kind == "measured" and not row.cut}
     left = []
     for block in blocks:
         rounds = tuple(one for one in block.rounds if one.key not in done)

@@ -143,6 +143,7 @@ class RoundRow(Value, frozen=True, kw_only=True):
     verdict: RoundVerdict = "ok"
     why: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    cut: bool = False  # the round did not end (connection, interrupt): a resumed run measures it again
     time: float = 0.0
     client: Client | None = None
 

@@ -7,7 +7,6 @@ way back first, so a lost controller or a power cut ends the same way.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,10 +14,11 @@ import msgspec
 
 from ..applying.transaction import Transaction
 from ..attest.request import expectation
-from ..bench import arms, costs
+from ..bench import arms, costs, load
 from ..bench.intervals import Warmup
-from ..bench.results import Client, Cost, Folder, Request, RoundRow, judged
+from ..bench.results import Cost, Folder, RoundRow
 from ..bench.schedule import MIXED, Block, Round, next_warmup
+from ..bench.schema import RoundKind
 from ..bench.summarise import rate
 from ..inventory import Host
 from ..model import Deployment
@@ -221,57 +221,26 @@ class Bench:
         one: Round,
         prompts: Sequence[Mapping[str, Any]] | None = None,
         *,
-        kind: str = "measured",
+        kind: RoundKind = "measured",
     ) -> RoundRow:
-        """One round of load, as the row that it becomes."""
-        plan = self.wanted.plan
+        """One round of load, as the row that it becomes. A round that is cut leaves a row of what had ended by then."""
         before = self._counters(running)
-        rows: list[dict[str, Any]] = []
-
-        def listen(event: dict[str, Any]) -> None:
-            if event.get("kind") == "request":
-                rows.append(event["row"])
-            else:
-                self.bars.event(event)
-
-        found = self.link.call(
-            "load_round",
-            {
-                "service": running.ref,
-                "requests": list(self.wanted.prompts[one.regime] if prompts is None else prompts),
-                "concurrency": one.concurrency,
-                "max_tokens": plan.max_tokens,
-                "sampling": {"temperature": one.temperature, "max_new_tokens": plan.max_tokens},
-                "silence": plan.silence_s,
-                "flush": plan.cold,
-                "isolate": secrets.token_hex(4) if plan.cold else "",
-                "itl": kind == "measured",
-                "ids": kind == "measured",
-            },
-            timeout=None,
-            on_event=listen,
+        row = load.measure(
+            self.link,
+            {"service": running.ref},
+            load.Setting(**msgspec.structs.asdict(one), kind=kind),
+            self.wanted.prompts[one.regime] if prompts is None else prompts,
+            self.wanted.plan,
+            on_event=self.bars.event,
+            cut=self.folder.append,
+            more={"itl": kind == "measured", "ids": kind != "warmup"},
         )
         self.tx.check_interrupt()
         delta = arms.counters_between(before, self._counters(running, before)) if before else None
-        row = RoundRow(
-            arm=one.arm,
-            budget=one.budget,
-            start=one.start,
-            round=one.round,
-            kind="warmup" if kind == "warmup" else "measured",
-            regime=one.regime,
-            concurrency=one.concurrency,
-            temperature=one.temperature,
-            seconds=float(found["seconds"]),
-            flushed=bool(found.get("flushed")),
-            requests=tuple(msgspec.convert(sorted(rows, key=_index), tuple[Request, ...], strict=False)),
-            counters_delta=delta,
-            why=running.why,
-            notes=running.notes,
-            time=float(found.get("time") or 0.0),
-            client=msgspec.convert(found["client"], Client) if found.get("client") else None,
+        why, notes = (*running.why, *row.why), (*running.notes, *row.notes)
+        return msgspec.structs.replace(
+            row, counters_delta=delta, why=why, notes=notes, verdict="invalid" if why else "ok"
         )
-        return judged(row, plan)
 
     def _counters(self, running: Running, since: Mapping[str, Any] | None = None) -> dict[str, Any]:
         if running.arm != "ddtree":
@@ -315,10 +284,6 @@ class Bench:
 
     def _do(self, op: str, params: Mapping[str, Any], timeout: float | None = 120.0) -> dict[str, Any]:
         return self.tx.do(op, params, timeout=timeout, on_event=self.bars.event)
-
-
-def _index(row: Mapping[str, Any]) -> int:
-    return int(row["index"])
 
 
 def mixed(items: Iterable[Sequence[Any]]) -> list[Any]:
