@@ -175,22 +175,22 @@ def _depth_points(cell: AcceptanceCell) -> Iterable[Point]:
 
 def first_miss(cells: Sequence[AcceptanceCell]) -> Plot | None:
     """Where the target's token stood among the drafter's candidates when the walk left the tree."""
-    counted = [one for one in _widest(_quietest(cells)) if sum(one.first_miss_rank)]
+    counted = [one for one in _widest(_quietest(cells)) if _misses(one)]
     if not counted:
         return None
     columns = columns_for(len(counted))
     panels = [_miss_panel(f"plot-miss-{index}", one, frame_for(columns)) for index, one in enumerate(counted)]
     rows = [
-        (*setting(one), rank, number(count, 0), share(count, sum(one.first_miss_rank)))
+        (*setting(one), rank, number(count, 0), share(count, _misses(one)))
         for one in counted
-        for rank, count in _ranks(one.first_miss_rank)
+        for rank, count in _ranks(one)
     ]
     return Plot(
         name="plot-miss",
         label="First miss",
         title="First-miss rank",
         caption="Rank of the token that the target wanted, at the node where the walk left the tree: what a larger "
-        "budget could have caught. The last bar holds all higher ranks.",
+        "budget could have caught. None: it was not among the drafter's candidates at all.",
         panels=tuple(panels),
         columns=columns,
         table=Table(head=(*SETTING, "rank", "misses", "share"), rows=tuple(rows)),
@@ -198,8 +198,7 @@ def first_miss(cells: Sequence[AcceptanceCell]) -> Plot | None:
 
 
 def _miss_panel(name: str, one: AcceptanceCell, frame: Frame) -> Panel:
-    total = sum(one.first_miss_rank)
-    ranks = _ranks(one.first_miss_rank)
+    total, ranks = _misses(one), _ranks(one)
     bars = [
         Point(x=index, y=100 * count / total, note=f"rank {rank}: {number(count, 0)} of {number(total, 0)}")
         for index, (rank, count) in enumerate(ranks)
@@ -219,17 +218,22 @@ def _miss_panel(name: str, one: AcceptanceCell, frame: Frame) -> Panel:
     return Panel(heading=f"{_at(one)}, budget {one.budget}", svg=svg)
 
 
-def _ranks(counts: Sequence[int]) -> list[tuple[str, int]]:
-    """Labels and counts; many ranks are put together by powers of two: 0 to 3, 4-7, 8-15, …, and the last bin."""
-    last = len(counts) - 1
-    ends = range(1, last + 1) if last < 12 else [1, 2, 3, *(1 << power for power in range(2, last.bit_length() + 1))]
+def _ranks(one: AcceptanceCell) -> list[tuple[str, int]]:
+    """Labels and counts: ranks 0 to 3 alone, then by powers of two where there are many, and no candidate at all."""
+    counts = one.first_miss_rank
+    size = len(counts)
+    ends = range(1, size + 1) if size <= 10 else [1, 2, 3, *(1 << power for power in range(2, size.bit_length() + 1))]
     found, start = [], 0
-    for end in [min(one, last) for one in ends]:
+    for end in (min(end, size) for end in ends):
         if end > start:
             label = str(start) if end == start + 1 else f"{start}-{end - 1}"
             found.append((label, sum(counts[start:end])))
             start = end
-    return [*found, (f"{last}+", counts[last])]
+    return found if one.first_miss_outside is None else [*found, ("none", one.first_miss_outside)]
+
+
+def _misses(one: AcceptanceCell) -> int:
+    return sum(one.first_miss_rank) + (one.first_miss_outside or 0)
 
 
 def _quietest(cells: Sequence[AcceptanceCell]) -> list[AcceptanceCell]:

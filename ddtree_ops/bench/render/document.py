@@ -268,7 +268,7 @@ def missing(report: Report) -> list[tuple[str, str]]:
         (report.identity, "token identity", "it needs the plain arm and greedy answers"),
         (report.offline, "an offline accept curve", "`ddtree-ops baseline record`"),
         (any(one.by_depth for one in counted), "acceptance by depth", "the payload's counters"),
-        (any(sum(one.first_miss_rank) for one in counted), "first-miss ranks", "the payload's counters"),
+        (any(one.first_miss_rank for one in counted), "first-miss ranks", "the payload's counters"),
         (any(one.time_us for one in counted), "the time split", "the payload's sampled timers"),
         (report.costs, "verify costs", "the payload measures them at start-up on a GPU"),
         (report.tree, "a draft tree", "traces, recorded with `--trace`"),

@@ -19,7 +19,7 @@ from .text import number, plural, short
 LOOKS = ("s0", "s1", "s2", "s3", "s4", "s5")
 SETTING = ("arm", "budget", "regime", "concurrency")
 _CONTROLS = {"ar": ("ref-ar", "AR (no speculation)"), "dflash": ("ref-dflash", "DFLASH (linear)")}
-_FRAMES = {1: (440.0, 270.0), 2: (440.0, 250.0), 3: (352.0, 240.0), 4: (272.0, 214.0)}
+_FRAMES = {1: (420.0, 262.0), 2: (420.0, 246.0), 3: (352.0, 240.0), 4: (272.0, 214.0)}
 
 
 class Panel(Value, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ def columns_for(panels: int) -> int:
 
 
 def frame_for(columns: int) -> Frame:
-    """The size at which a panel's text comes out as large as the page's small print, ``columns`` in a row; at most 440,
+    """The size at which a panel's text comes out as large as the page's small print, ``columns`` in a row; at most 420,
     so that it can still be read on a telephone."""
     width, height = _FRAMES[columns]
     return Frame(width=width, height=height)

@@ -36,6 +36,7 @@ class Round(Value, frozen=True, kw_only=True):
     rank: tuple[int, ...]
     accepted: tuple[int, ...]
     bonus_out: int
+    mode: str = ""  # tree, chain, linear, ar; empty: not told
     texts: tuple[str, ...] = ()
     bonus_text: str = ""
 
@@ -58,7 +59,7 @@ def sample(paths: Sequence[Path]) -> Sample | None:
 
     Raises :class:`ConfigError` for a file that is not a trace.
     """
-    found = [(one, path.name) for path in sorted(paths) for one in rounds(path)]
+    found = [(one, path.name) for path in sorted(paths) for one in rounds(path) if one.mode in ("", "tree")]
     if not found:
         return None
     mean = statistics.fmean(len(one.accepted) - 1 for one, _ in found)
@@ -87,8 +88,8 @@ def _parse(line: bytes, where: str) -> Iterator[Round]:
         if data.get("kind") != "round":
             return
         extra = data.get("extra") or {}
-        texts = {"texts": extra.get("texts") or (), "bonus_text": extra.get("bonus_text") or ""}
-        found = msgspec.convert({**texts, **data}, Round)
+        told = {name: extra[name] for name in ("mode", "texts", "bonus_text") if name in extra}
+        found = msgspec.convert({**data, **told}, Round)
         _check(found)
     except (msgspec.MsgspecError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError("a trace is damaged", where=where, why=str(error)) from error
