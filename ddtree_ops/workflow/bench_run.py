@@ -30,6 +30,7 @@ from .bench_progress import Bars
 
 STOP_TIMEOUT = 300.0
 IDENTITY_TIMEOUT = 120.0
+FLOOR_CONCURRENCY = 4  # of the plain rounds that identity takes as its floor, where the plan asks for 1 alone
 WARM_PROMPTS = 4  # at least; twice the concurrency where that is more
 
 
@@ -184,6 +185,7 @@ class Bench:
             self.warm(running, budget, concurrency)
         if block.arm == "ar" and not self.references and not self.wanted.plan.temperature:
             self._record_reference(running)
+            self._record_floor(running)
         for one in block.rounds:
             self.set_budget(running, one.budget)
             self.folder.append(self.measure(running, one))
@@ -265,6 +267,14 @@ class Bench:
             }
             self.references = self._do("greedy_record", request, timeout=None)
             self.folder.write("reference.json", msgspec.json.encode(self.references))
+
+    def _record_floor(self, running: Running) -> None:
+        """Plain decoding at another batch shape, where the plan itself has none: what arithmetic alone does to answers."""
+        if max(self.wanted.plan.concurrency) > 1:
+            return
+        with self.bars.step("floor", "Plain decoding again, in another batch shape"):
+            one = Round(arm="ar", start=running.start, round=0, regime=MIXED, concurrency=FLOOR_CONCURRENCY)
+            self.folder.append(self.measure(running, one, mixed(self.wanted.prompts.values()), kind="floor"))
 
     # -- traces --
 
