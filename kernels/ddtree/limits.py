@@ -35,7 +35,6 @@ def _is_set(field: str, flag: str, *unset: Any) -> Callable[[Any], str | None]:
 
 
 START_RULES: tuple[Rule, ...] = (
-    Rule("tp", _more_than_one("tp_size", "--tp-size"), "the candidates of vocabulary shards are not merged yet"),
     Rule("pp", _more_than_one("pp_size", "--pp-size"), "DFLASH itself has no pipeline parallelism"),
     Rule("dp", _more_than_one("dp_size", "--dp-size"), "not tested"),
     Rule("dp-attention", _is_set("enable_dp_attention", "--enable-dp-attention"), "not tested"),

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from ..build.merge import ShardedCandidates
 from ..build.select import TreeBuilder
 from ..build.shape import NO_END, DeviceShape, Shape
 from ..build.torch_builder import TreeBatch
 from ..settings import Settings
+from . import timing
 
 
 class Found:
@@ -31,7 +33,8 @@ class DraftTail:
     position in the batch: most nodes, and the length at which the request ends; by default they limit nothing).
     ``most_requested``: the largest budget that a request of the batch asks for, ``None`` as soon as one asks for none.
 
-    ``head_rows``: rows of the head that are vocabulary; ``processor``: the target's logits processor (scale, soft cap).
+    ``head_rows``: rows of the head that are vocabulary; ``processor``: the target's logits processor (scale, soft cap);
+    ``sharded``: candidates over all ranks' shards, where the head is split.
     """
 
     def __init__(
@@ -42,12 +45,13 @@ class DraftTail:
         processor: Any,
         max_bs: int,
         device: torch.device | str,
+        sharded: ShardedCandidates | None = None,
     ) -> None:
         self.settings = settings
         self._head, self._head_rows = head, head_rows
         self._scale = getattr(processor, "logit_scale", None)
         self._softcap = getattr(processor, "final_logit_softcapping", None)
-        self.builder = TreeBuilder(max_bs, settings.depth, settings.ranks, settings.width, head_rows, device)
+        self.builder = TreeBuilder(max_bs, settings.depth, settings.ranks, settings.width, head_rows, device, sharded)
         long = {"dtype": torch.int64, "device": device}
         self.budgets = torch.full((max_bs,), settings.width, **long)
         self.end_lens = torch.full((max_bs,), NO_END, **long)
@@ -59,6 +63,10 @@ class DraftTail:
         """Return the views that every build on this GPU fills for its first ``bs`` requests of ``width`` nodes."""
         return self.builder.trees(bs, width)
 
+    def static_ids(self, bs: int) -> torch.Tensor:
+        """Return the candidates, ``[bs, D, K]``, that every build on this GPU takes for ``bs`` requests."""
+        return self.builder.static_ids(bs)
+
     def set_shape(self, shape: Shape) -> None:
         """Choose the trees to come, in stream order; nothing is launched when the choice is the last one."""
         self.shape.set(shape)
@@ -67,6 +75,7 @@ class DraftTail:
         self, hidden: torch.Tensor, root: torch.Tensor, seq_lens: torch.Tensor, full_mask: torch.Tensor | None
     ) -> tuple[Found, TreeBatch]:
         """Build trees from ``hidden`` ``[bs * B, H]``, the drafter's output; ``full_mask`` as ``TreeBuilder.build``."""
+        timing.passed("draft")
         bs = root.shape[0]
         block = self.settings.block_size
         weight = self._head.weight[: self._head_rows]

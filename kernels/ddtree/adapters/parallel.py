@@ -25,6 +25,9 @@ from typing import Any
 import torch
 
 from ..build.merge import Shard
+from ..build.torch_builder import TreeBatch
+from ..control.choice import AUTO, Choice, Chooser
+from .compat import bonus_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +56,10 @@ class Ranks:
         from sglang.srt.distributed import get_tp_group
 
         return cls(get_tp_group())
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the fields for the beacon."""
+        return {"tp_size": self.size, "tp_rank": self.rank}
 
     def shard(self, head: Any, rows: int) -> Shard | None:
         """Return this rank's part of the vocabulary, ``None`` where nothing is split.
@@ -83,11 +90,38 @@ class Ranks:
         """Return the first rank's ``value`` (any object that can be pickled). Waits for it: for start-up only."""
         return value if self.size == 1 else self._group.broadcast_object(value, src=0)
 
+    def must_equal(self, what: str, value: Any) -> None:
+        """Raise ``RuntimeError`` on every rank when ``value`` is not the same everywhere. For start-up only."""
+        values = [value] if self.size == 1 else self._group.all_gather_object(value)
+        if any(other != values[0] for other in values):
+            raise RuntimeError(f"DDTREE: {what} differs between tensor-parallel ranks: {values}.")
+
     def same_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
         """Overwrite ``tokens`` with the first rank's, in stream order."""
         if self.size > 1:
             self._group.broadcast(tokens, src=0)
         return tokens
+
+    def same_first_tokens(self, result: Any) -> None:
+        """Overwrite the tokens that a prefill sampled, and what the next step starts from, by the first rank's."""
+        tokens = getattr(result, "next_token_ids", None)
+        if self.size == 1 or not isinstance(tokens, torch.Tensor) or not tokens.numel():
+            return
+        self._group.broadcast(tokens, src=0)
+        bonus = bonus_tokens(result.next_draft_input)
+        if bonus.data_ptr() != tokens.data_ptr():
+            bonus.copy_(tokens.view_as(bonus))
+
+    def choose(self, chooser: Chooser, batch: int, control: Any, most_requested: int | None) -> Choice:
+        """Return ``chooser``'s choice from the first rank's control file and automatic controller."""
+        budget, mode = control.budget, control.mode
+        if self.size > 1:
+            followed = chooser.automatic if isinstance(chooser.automatic, Followed) else None
+            wish = (*_encode(budget, mode), *(followed.wish(batch, self.is_first) if followed else (0, 0)))
+            budget, mode, *automatic = _decode(self.agree(wish))
+            if followed:
+                followed.agreed = (automatic[0], bool(automatic[1]))
+        return chooser.choose(batch, budget, mode, most_requested)
 
     def agree(self, wish: Sequence[int]) -> tuple[int, ...]:
         """Return the first rank's choice of a few steps ago; call it once in every step, always with as many numbers.
@@ -95,6 +129,12 @@ class Ranks:
         Never waits in practice: the exchange runs beside the steps between two calls that look at it.
         """
         return tuple(wish) if self._agreement is None else self._agreement.step(wish)
+
+    def compare_step(self, tree: TreeBatch, target: torch.Tensor, outcome: Any) -> None:
+        """Compare a step's trees, the target's tokens and the accepted paths, where that was asked for."""
+        if self.compares:
+            arrays = {name: getattr(tree, name) for name in ("draft_token", "parent", "depth", "score", "valid")}
+            self.compare(**arrays, target=target, **vars(outcome.accepted), new_seq_lens=outcome.new_seq_lens)
 
     def compare(self, **arrays: torch.Tensor) -> None:
         """Raise ``RuntimeError`` on every rank when arrays differ between ranks; waits for the device."""
@@ -110,6 +150,26 @@ class Ranks:
                         f"{everyone[0][name]}. Ranks that differ once answer nonsense or wait for each other for ever; "
                         f"this server ends here ({ENV_COMPARE}). Please report it with the server's arguments."
                     )
+
+
+class Followed:
+    """An automatic controller of which only the first rank's is asked: measured times and counters are its own."""
+
+    def __init__(self, controller: Any, chooser: Chooser) -> None:
+        self._controller, self._chooser = controller, chooser
+        self.agreed = (0, False)
+
+    def wish(self, batch: int, is_first: bool) -> tuple[int, int]:
+        """Return what the first rank's controller wants for a batch: budget, and 1 for a chain."""
+        if not is_first:
+            return 0, 0
+        choice = self._controller.choose(batch)
+        return choice.budget, int(choice.chain)
+
+    def choose(self, batch: int) -> Choice:
+        """Return the agreed choice in the width that holds it at this batch."""
+        budget, chain = self.agreed
+        return self._chooser.fixed(batch, budget, chain, "cost")
 
 
 class Agreement:
@@ -143,6 +203,15 @@ class Agreement:
         self._pending.wait()
         self._pending = None
         return tuple(self._buffer.tolist())
+
+
+def _encode(budget: int | str | None, mode: str) -> tuple[int, int]:
+    return -1 if budget is None else -2 if budget == AUTO else int(budget), int(mode == "chain")
+
+
+def _decode(numbers: Sequence[int]) -> tuple[Any, ...]:
+    budget = {-1: None, -2: AUTO}.get(numbers[0], numbers[0])
+    return budget, "chain" if numbers[1] else "tree", *numbers[2:]
 
 
 def _fingerprint(array: torch.Tensor) -> tuple[str, tuple[int, ...], list[int]]:

@@ -98,6 +98,33 @@ def log_readings(readings: dict[int, list[Reading]]) -> None:
     logger.info("DDTREE self-check: captured verify graphs follow the tree (largest logit differences: %s).", listed)
 
 
+def verify_batch(
+    runner: Any, verify_input: Any, rows: torch.Tensor, lens: torch.Tensor, window: torch.Tensor
+) -> ForwardBatch:
+    """Make the target's forward batch of a verify pass outside of serving.
+
+    ``rows`` ``[bs]``: rows of the request table; ``lens`` ``[bs]``: lengths, on the host; ``window`` ``[bs, N]``: slots.
+    """
+    return ForwardBatch(
+        **compat.accepted(
+            ForwardBatch,
+            forward_mode=ForwardMode.TARGET_VERIFY,
+            batch_size=int(rows.shape[0]),
+            input_ids=verify_input.draft_token.clone(),
+            req_pool_indices=rows,
+            seq_lens=lens.to(runner.device),
+            out_cache_loc=window.reshape(-1),
+            seq_lens_sum=int(lens.sum()),
+            seq_lens_cpu=lens,
+            positions=verify_input.positions.clone(),
+            spec_algorithm=runner.spec_algorithm,
+            spec_info=verify_input,
+            capture_hidden_mode=CaptureHiddenMode.FULL,
+            num_token_non_padded_cpu=int(window.numel()),
+        )
+    )
+
+
 def _check_batch(worker: Any, runner: Any, bs: int, width: int) -> Reading:
     device = runner.device
     lens = torch.tensor([5 + 4 * b for b in range(bs)], dtype=torch.int64)
@@ -116,24 +143,7 @@ def _check_batch(worker: Any, runner: Any, bs: int, width: int) -> Reading:
 
     def verify(custom_mask: torch.Tensor | None, graph: bool) -> torch.Tensor:
         verify_input = make_verify_input(tree, custom_mask, worker.ddtree.depth)
-        forward_batch = ForwardBatch(
-            **compat.accepted(
-                ForwardBatch,
-                forward_mode=ForwardMode.TARGET_VERIFY,
-                batch_size=bs,
-                input_ids=verify_input.draft_token.clone(),
-                req_pool_indices=rows,
-                seq_lens=seq_lens,
-                out_cache_loc=window.reshape(-1),
-                seq_lens_sum=int(lens.sum()),
-                seq_lens_cpu=lens,
-                positions=verify_input.positions.clone(),
-                spec_algorithm=runner.spec_algorithm,
-                spec_info=verify_input,
-                capture_hidden_mode=CaptureHiddenMode.FULL,
-                num_token_non_padded_cpu=bs * width,
-            )
-        )
+        forward_batch = verify_batch(runner, verify_input, rows, lens, window)
         graphs = runner.decode_cuda_graph_runner
         runner.decode_cuda_graph_runner = graphs if graph else None
         try:
@@ -191,9 +201,9 @@ def _random_trees(worker: Any, seq_lens: torch.Tensor, mask: torch.Tensor, width
     builder, settings = worker.tail.builder, worker.ddtree
     generator = torch.Generator().manual_seed(20)
     shape = (bs, settings.depth, builder.ranks)
-    ids = torch.rand((*shape[:2], worker.head_rows), generator=generator).topk(builder.ranks, dim=-1).indices
+    ids = torch.rand((*shape[:2], worker.vocab), generator=generator).topk(builder.ranks, dim=-1).indices
     log_probs = torch.log_softmax(torch.randn(shape, generator=generator) * 1.5, dim=-1)
-    root = torch.randint(0, worker.head_rows, (bs,), generator=generator)
+    root = torch.randint(0, worker.vocab, (bs,), generator=generator)
     no_limit = torch.full((bs,), NO_END, dtype=torch.int64, device=device)
     scores = topk.quantise(log_probs.sort(dim=-1, descending=True).values)
     worker.tail.set_shape(Shape(width, width - 1))

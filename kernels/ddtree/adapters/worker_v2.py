@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from typing import Any
 
 import torch
@@ -27,18 +28,20 @@ from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 
-from .. import beacon, limits, metrics, settings
+from .. import beacon, hook, limits, metrics, pairing, prometheus, settings
+from ..build.merge import ShardedCandidates
 from ..build.shape import ANY_RANK, Shape
 from ..build.step import Step, StepBuffers
 from ..build.torch_builder import TreeBatch
 from ..control.choice import Choice, Chooser
 from ..control.ladder import Ladder
 from ..tree.trace import TraceHeader
-from . import compat, grammar, logprobs
+from . import compat, grammar, logprobs, server_info, start_figures, timing
 from .commit import Committer, Outcome
 from .draft_tail import DraftTail, Found
 from .first_token import FirstTokens
 from .logits import adjust
+from .parallel import Ranks
 from .request_state import RequestState
 from .sampling import target_tokens
 from .tracing import tracer_from_environment
@@ -62,8 +65,12 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         self._set_block_size(self.ddtree.block_size)
         self._head, self.head_rows = self._target_head()
         self._refuse_models()
+        self.ranks = Ranks.of_tensor_parallel_group()
+        self._shard = self.ranks.shard(self._head, self.head_rows)
+        self.vocab = self.head_rows if self._shard is None else self._shard.vocab
         self._path_width = self.ddtree.block_size
-        self._counters = metrics.start_device(self._path_width, torch.device(self.device))
+        self._counters = metrics.start_device(self._path_width, torch.device(self.device), self.ddtree.ranks)
+        timing.from_environment(self.device)
         self._tracer = tracer_from_environment(self._trace_header(server_args), compat.tp_rank(self))
         self._no_overlap = bool(getattr(compat.view(server_args), "disable_overlap_schedule", False))
         self._sync_debug = os.environ.get(ENV_SYNC_DEBUG, "")
@@ -72,7 +79,7 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         self._verify_tail: Any = None  # what its graphs do after the forward
         self.chooser = Chooser(self.ddtree.budget, self.ddtree.depth, self.ddtree.auto)
         self.chooser.use(self.ddtree.widths())
-        beacon.settings.update(algorithm="DDTREE", **self.ddtree.as_dict())
+        beacon.settings.update(algorithm="DDTREE", **self.ddtree.as_dict(), **self.ranks.as_dict())
         logger.info("DDTREE worker ready: %s (the block size is the drafter's, the width is the tree's).", self.ddtree)
 
     # -- start-up -----------------------------------------------------------------------------------------------
@@ -101,6 +108,9 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         limits.refuse_target(config, window, compat.recurrent(config), self._head)
         draft_config = parse_dflash_draft_config(draft_hf_config=self.draft_model_runner.model_config.hf_config)
         limits.refuse_drafter(self.draft_model, draft_config)
+        names = str(config.model_path), str(self.draft_model_runner.model_config.model_path)
+        loaded = pairing.Loaded.of(self._head, config, self.draft_model)
+        pairing.refuse_loaded_pair(loaded, hook.needs_of(draft_config), names)
 
     def _trace_header(self, server_args: Any) -> TraceHeader:
         from sglang.version import __version__
@@ -129,7 +139,11 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         self._buffers = StepBuffers(max_bs, self.ddtree.width, self.block_size, self.device)
         self._committer = Committer(runner.token_to_kv_pool, max_bs, self._path_width, self.device)
         processor = getattr(runner.model, "logits_processor", None)
-        self.tail = DraftTail(self.ddtree, self._head, self.head_rows, processor, max_bs, self.device)
+        sharded = None
+        if self._shard is not None:
+            rows = max_bs * self.ddtree.depth
+            sharded = ShardedCandidates(self._shard, self.ranks.gather, rows, self.ddtree.ranks, self.device)
+        self.tail = DraftTail(self.ddtree, self._head, self.head_rows, processor, max_bs, self.device, sharded)
         config = runner.model_config
         self.requests = RequestState(self.tail, self.ddtree.budget, int(config.context_len), int(config.vocab_size))
         self._first_tokens = FirstTokens(runner.sampler)
@@ -151,6 +165,8 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         if self._mask is not None:
             self.draft_model_runner.capture_tail_hooks.append(self.tail.capture_hook(self._mask))
         super().init_cuda_graphs()
+        captured_at = time.perf_counter()
+        self.ranks.must_equal("whether graphs were captured", (graphs is not None, self.tail.is_captured))
         if graphs is not None:
             from .self_check import check_verify_graphs, log_readings
 
@@ -162,6 +178,14 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
             commit_in_graph=self._verify_tail is not None and graphs is not None,
             self_check=graphs is not None,
         )
+        self._tell_about_start(time.perf_counter() - captured_at)
+
+    def _tell_about_start(self, checks_s: float) -> None:
+        """Record what the start cost, and begin to show counters wherever this server shows any."""
+        rank = compat.tp_rank(self)
+        start_figures.record(self, checks_s)
+        prometheus.start(bool(getattr(compat.view(self.server_args), "enable_metrics", False)), rank)
+        server_info.start()
 
     # -- one batch ----------------------------------------------------------------------------------------------
 
@@ -179,7 +203,10 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
     def _prefill(self, batch: Any, on_publish: Any, kwargs: dict[str, Any]) -> Any:
         """Run a batch through DFLASH's own prefill, so that it gives requests what decoding will give them."""
         with self.requests.prefilling(batch, self._first_tokens), logprobs.through_prefill(batch):
-            return super().forward_batch_generation(batch, on_publish=on_publish, **kwargs)
+            result = super().forward_batch_generation(batch, on_publish=on_publish, **kwargs)
+        if not batch.forward_mode.is_idle() and self._must_see_logits(batch):
+            self.ranks.same_first_tokens(result)
+        return result
 
     def _validate_phase1_sampling_support(self, batch: Any) -> None:
         """Sampling is served here, so there is nothing to warn about."""
@@ -198,6 +225,7 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         seq_lens = batch.seq_lens
         if seq_lens.is_cuda:  # made by the previous step, perhaps on another stream
             seq_lens.record_stream(torch.cuda.current_stream(seq_lens.device))
+        timing.begin()
         root = compat.bonus_tokens(draft_input).view(-1)
         table = self.model_runner.req_to_token_pool.req_to_token
         self.requests.update(batch.reqs, root)
@@ -208,6 +236,7 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
             root, seq_lens, batch.req_pool_indices, table, int(self._mask_token_id), live, choice.width
         )
         found, tree, mask = self._draft(batch, draft_input, root, step)
+        timing.passed("build")
         links = grammar.begin(batch, tree)
         target_out = self._verify(batch, draft_input, tree, mask, step)
         logits_output = target_out.logits_output
@@ -216,23 +245,32 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
             if on_publish is not None:
                 on_publish(done.outcome.new_seq_lens)
             self._append_to_draft(done.rows, step, done.outcome)
+            timing.end(choice.width)
             self._add_logprobs(batch, logits_output, done.target, done.outcome)
             self._trace(batch, found, tree, done.target, done.outcome, logits_output)
+            self.ranks.compare_step(tree, done.target, done.outcome)
             logits_output.hidden_states = None
             return self._result(target_out, done.outcome, keep=True)
+        timing.passed("verify")
+        if self._verify_tail is not None:
+            metrics.host.add("fallback_late_commit" if target_out.can_run_cuda_graph else "fallback_eager_verify")
         logits, info = logits_output.next_token_logits, batch.sampling_info
         legal = grammar.mask(batch, links, self.device, barrier)
         adjust(logits, tree, seq_lens, self.ddtree.depth, info, self.requests.penalties, legal)
         target = target_tokens(logits, info, choice.width, self.requests.seeds, tree.positions)
+        if self._must_see_logits(batch):
+            self.ranks.same_tokens(target)
         outcome = self._committer.accept(tree, target, seq_lens)
         if on_publish is not None:
             on_publish(outcome.new_seq_lens)
 
-        self._commit(logits_output.hidden_states, step, tree, outcome)
+        self._commit(logits_output.hidden_states, step, found, tree, outcome)
+        timing.end(choice.width)
         logits_output.hidden_states = None  # large, and nobody needs it on the host
         self.requests.advance(outcome.accepted)
         self._add_logprobs(batch, logits_output, target, outcome)
         self._trace(batch, found, tree, target, outcome, logits_output)
+        self.ranks.compare_step(tree, target, outcome)
         return self._result(target_out, outcome)
 
     @staticmethod
@@ -243,8 +281,9 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
     def _choose(self, bs: int) -> Choice:
         """Choose width, budget and form of the trees to come, and tell the device when that changes."""
         control = beacon.control
-        choice = self.chooser.choose(bs, control.budget, control.mode, self.tail.most_requested)
+        choice = self.ranks.choose(self.chooser, bs, control, self.tail.most_requested)
         self.tail.set_shape(Shape(choice.width, choice.budget, 1 if choice.chain else ANY_RANK))
+        metrics.host.count_step(choice.width, choice.budget, "chain" if choice.chain else "tree", choice.reason)
         return choice
 
     def _must_see_logits(self, batch: Any) -> bool:
@@ -296,6 +335,8 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
             hidden = output.logits_output.hidden_states
             if hidden is None:
                 raise RuntimeError("DDTREE: the drafter returned no hidden states.")
+            if self.tail.is_captured:
+                metrics.host.add("fallback_eager_draft")
             mask = self._mask_for(bs, host_sum)
             found, tree = self.tail.run(hidden, root, batch.seq_lens, mask)
         return found, tree, full_mask(tree.mask, batch.seq_lens, host_sum) if mask is None else mask
@@ -351,14 +392,14 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         lens = batch.seq_lens.to("cpu", dtype=torch.int32) + width  # no host length anywhere: synchronise
         return lens, int(lens.sum())
 
-    def _commit(self, hidden: torch.Tensor | None, step: Step, tree: TreeBatch, outcome: Outcome) -> None:
+    def _commit(self, hidden: torch.Tensor | None, step: Step, found: Found, tree: TreeBatch, outcome: Outcome) -> None:
         """Make the accepted path a chain at the window's front: target KV, then draft KV from hidden states."""
         if hidden is None:
             raise RuntimeError("DDTREE: the target returned no hidden states for the drafter.")
         skipped = self._committer.compact_kv(step.window, outcome)
         rows = self._committer.compact_rows(hidden, outcome.accepted.path, step.window.shape[1])
         self._append_to_draft(rows, step, outcome)
-        self._counters.add(tree, outcome.accepted, outcome.moved)
+        self._counters.count(tree, found.ids, outcome.accepted, outcome.moved)
         metrics.host.add("kv_move_skipped", int(skipped))
 
     def _append_to_draft(self, rows: torch.Tensor, step: Step, outcome: Outcome) -> None:
@@ -370,7 +411,7 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
             positions=step.positions.view(-1),
             commit_lens=outcome.commit_lens,
         )
-        metrics.host.add("verify_steps")
+        metrics.step_done()
 
     def _result(self, target_out: Any, outcome: Outcome, keep: bool = False) -> GenerationBatchResult:
         """Hand back what DFLASH would: padded token rows of the path's width, commit lengths, the next draft input.

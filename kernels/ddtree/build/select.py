@@ -11,6 +11,7 @@ import torch
 
 from . import accept, topk, torch_builder
 from .accept import Accepted
+from .merge import ShardedCandidates
 from .shape import DeviceShape
 from .torch_builder import TreeBatch
 
@@ -20,17 +21,30 @@ class TreeBuilder:
 
     Results are views of these buffers: they hold until the next call for the same kind. On a GPU no call allocates or
     synchronises, so all of them can be captured in a CUDA graph (call each once before, to compile). ``depth`` = D,
-    ``ranks`` = K, ``width`` = N, of the widest trees. Raises ``ValueError`` for sizes that the kernels do not cover.
+    ``ranks`` = K, ``width`` = N, of the widest trees; ``sharded``: where logits are those of one rank's shard of the
+    vocabulary. Raises ``ValueError`` for sizes that the kernels do not cover.
     """
 
-    def __init__(self, max_bs: int, depth: int, ranks: int, width: int, vocab: int, device: torch.device | str) -> None:
-        self.depth, self.ranks, self.width = depth, min(ranks, vocab), width
+    def __init__(
+        self,
+        max_bs: int,
+        depth: int,
+        ranks: int,
+        width: int,
+        vocab: int,
+        device: torch.device | str,
+        sharded: ShardedCandidates | None = None,
+    ) -> None:
+        self.depth, self.width = depth, width
+        self.ranks = min(ranks, vocab) if sharded is None else sharded.count
+        self._sharded = sharded
         self.triton: Any = None
         if torch.device(device).type == "cuda":
             from . import triton_builder, triton_commit, triton_topk
 
             self.triton = triton_topk, triton_builder, triton_commit
-            self._candidates = triton_topk.make_buffers(max_bs * depth, self.ranks, vocab, device)
+            if sharded is None:
+                self._candidates = triton_topk.make_buffers(max_bs * depth, self.ranks, vocab, device)
             self._trees = triton_builder.make_buffers(max_bs, width, depth, self.ranks, device)
             for array in vars(self._trees).values():
                 array.zero_()  # a graph can be captured before the first build: its indices must be in range
@@ -39,11 +53,14 @@ class TreeBuilder:
 
     def candidates(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return ids, log-probabilities and scores, ``[bs, D, K]``, of logits ``[bs, D, V]`` (any float type)."""
+        bs = logits.shape[0]
+        shape = (bs, self.depth, self.ranks)
+        if self._sharded is not None:
+            ids, log_probs, scores = self._sharded(logits.reshape(bs * self.depth, -1))
+            return ids.view(shape), log_probs.view(shape), scores.view(shape)
         if self.triton is None:
             return topk.candidates(logits, self.ranks)
-        bs = logits.shape[0]
         self.triton[0].candidates_into(logits.reshape(bs * self.depth, -1), self._candidates)
-        shape = (bs, self.depth, self.ranks)
         found = self._candidates
         return tuple(array[: bs * self.depth].view(shape) for array in (found.ids, found.log_probs, found.scores))
 
@@ -75,6 +92,11 @@ class TreeBuilder:
         if found is None:
             found = self._views[bs, width] = self._trees.batch(bs, width)
         return found
+
+    def static_ids(self, bs: int) -> torch.Tensor:
+        """Return the view that ``candidates`` fills on a GPU for ``bs`` requests, ``[bs, D, K]``."""
+        found = self._candidates if self._sharded is None else self._sharded.buffers
+        return found.ids[: bs * self.depth].view(bs, self.depth, self.ranks)
 
     def accept(self, tree: TreeBatch, target: torch.Tensor, seq_lens: torch.Tensor) -> Accepted:
         """Return the accepted paths, ``D + 1`` wide."""

@@ -62,14 +62,15 @@ class Chooser:
             found = self.automatic.choose(batch)
             if most_requested is None or most_requested >= found.budget:
                 return found
-            return self._fixed(batch, most_requested, found.chain, "request")
+            return self.fixed(batch, most_requested, found.chain, "request")
         most = self._budget if not isinstance(budget, int) else min(budget, self._budget)
         reason = "fixed" if budget is None and mode == "tree" else "control"
         if most_requested is not None and most_requested < most:
             most, reason = most_requested, "request"
-        return self._fixed(batch, most, mode == "chain", reason)
+        return self.fixed(batch, most, mode == "chain", reason)
 
-    def _fixed(self, batch: int, budget: int, chain: bool, reason: str) -> Choice:
+    def fixed(self, batch: int, budget: int, chain: bool, reason: str) -> Choice:
+        """Return trees of at most ``budget`` nodes, or chains, in the narrowest width that holds them at this batch."""
         key = (batch, budget, chain, reason)
         found = self._memo.get(key)
         if found is None:
