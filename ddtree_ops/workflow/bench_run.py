@@ -269,7 +269,7 @@ class Bench:
             self.folder.write("reference.json", msgspec.json.encode(self.references))
 
     def _record_floor(self, running: Running) -> None:
-        """Plain decoding at another batch shape, where the plan itself has none: what arithmetic alone does to answers."""
+        """Plain decoding at another batch shape, where the plan has none: what arithmetic alone does to answers."""
         if max(self.wanted.plan.concurrency) > 1:
             return
         with self.bars.step("floor", "Plain decoding again, in another batch shape"):
