@@ -12,6 +12,7 @@ missing evidence, not a broken server.
 from __future__ import annotations
 
 import atexit
+import functools
 import hashlib
 import json
 import os
@@ -82,7 +83,7 @@ class Beacon:
         self.path = folder / f"{os.getpid()}.json"
         self._files: dict[str, dict[str, Any]] = {}
         self._written = ""
-        self._build = _build()
+        self._build = build()
         self._identity: dict[str, Any] = {
             "schema": SCHEMA,
             "pid": os.getpid(),
@@ -180,7 +181,8 @@ def _command_line() -> list[str]:
     return [word.decode("utf-8", "replace").rstrip() for word in words if word.strip()][:2]
 
 
-def _build() -> dict[str, Any]:
+@functools.cache
+def build() -> dict[str, Any]:
     """Return ``_build.json`` beside the package: build_id, release_id, series, ``files`` of the package."""
     try:
         data = json.loads((_HERE / "_build.json").read_text("utf-8"))

@@ -10,7 +10,7 @@ import logging
 import os
 from typing import Any
 
-from . import beacon, limits, settings
+from . import beacon, limits, pairing, settings
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +54,8 @@ def handle_server_args(server_args: Any) -> None:
     limits.refuse_configuration(cfg)
     if cfg.speculative_draft_model_path is None:
         raise ValueError("DDTREE needs a DFlash drafter: give it with --speculative-draft-model-path.")
-    resolved = settings.resolve(
-        cfg.speculative_num_draft_tokens, cfg.speculative_dflash_block_size, _drafter_block_size(cfg)
-    )
+    drafter_block = _check_models(cfg)
+    resolved = settings.resolve(cfg.speculative_num_draft_tokens, cfg.speculative_dflash_block_size, drafter_block)
     os.environ[settings.ENV_RESOLVED] = str(resolved.budget)  # children see resolved flags only
     for name in ("speculative_num_steps", "speculative_eagle_topk"):
         if getattr(cfg, name, None) not in (None, 1):
@@ -158,23 +157,47 @@ def _check_device(device: str) -> str:
     )
 
 
-def _drafter_block_size(cfg: Any) -> int | None:
-    """Return the block size that the drafter's own config names."""
-    import json
+def _check_models(cfg: Any) -> int | None:
+    """Refuse models that do not fit, by their config files alone; returns the block size that the drafter's names.
 
+    A target whose config cannot be read is left to SGLang, which says so itself.
+    """
     from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
+
+    draft = _config(cfg, cfg.speculative_draft_model_path, getattr(cfg, "speculative_draft_model_revision", None))
+    parsed = parse_dflash_draft_config(draft_hf_config=draft)
+    needs, size = needs_of(parsed), parsed.resolve_block_size(default=None)
+    names = str(cfg.model_path), str(cfg.speculative_draft_model_path)
+    pairing.refuse_other_drafter(cfg.speculative_dflash_block_size or size, needs, names[1])
+    try:
+        target = _config(cfg, cfg.model_path, getattr(cfg, "revision", None))
+    except Exception as error:
+        logger.info("DDTREE: the target's config could not be checked: %s: %s", type(error).__name__, error)
+    else:
+        pairing.refuse_layers(target, names[0])
+        pairing.refuse_pair(target, draft, needs, names)
+    return None if size is None else int(size)
+
+
+def needs_of(parsed: Any) -> pairing.Needs:
+    """Return what a parsed drafter config (SGLang's ``DFlashDraftConfig``) says about its target."""
+    layers = parsed.target_layer_ids
+    return pairing.Needs(parsed.num_target_layers, None if layers is None else tuple(layers), parsed.mask_token_id)
+
+
+def _config(cfg: Any, path: str, revision: str | None) -> Any:
+    """Read a model's config as SGLang does."""
+    import json
 
     from .adapters import compat
 
     get_config = compat.optional("sglang.srt.utils.hf_transformers_utils", "get_config")
-    draft = get_config(
-        cfg.speculative_draft_model_path,
+    return get_config(
+        path,
         trust_remote_code=cfg.trust_remote_code,
-        revision=getattr(cfg, "speculative_draft_model_revision", None),
+        revision=revision,
         model_override_args=json.loads(cfg.json_model_override_args),
     )
-    size = parse_dflash_draft_config(draft_hf_config=draft).resolve_block_size(default=None)
-    return None if size is None else int(size)
 
 
 def _choose_backends(server_args: Any, served: str) -> str:
@@ -193,8 +216,8 @@ def _choose_backends(server_args: Any, served: str) -> str:
     if other:
         listed = ", ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in other.items())
         raise ValueError(
-            f"DDTREE verifies with the {served} attention backend in this version, but got {listed} "
-            f"(older releases choose one by themselves: give --attention-backend {served})."
+            f"DDTREE verifies with the {served} attention backend in this version, but got {listed}. Give "
+            f"--attention-backend {served} and leave the others out (older releases choose one by themselves)."
         )
     if compat.attention_backends(server_args) != {served}:
         compat.declare(server_args, attention_backend=served)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ logger = logging.getLogger(__name__)
 POOR_DRAFTS, POOR_AFTER, LOOK_AT_STEP = 0.1, 32, 48
 """Fewer accepted drafts a step than this look like the drafter of another target, judged from so many steps of requests
 on; a server looks for the first time after so many steps of its own, whatever else reads the counters."""
+
+
+SETTLE_S = 0.5
+"""So long after the last step its additions have been executed: the counters need no further reading."""
 
 
 class HostCounters:
@@ -62,7 +67,7 @@ class HostCounters:
 class DeviceCounters:
     """The counters of one process on its device; ``path_width`` = P, ``ranks`` = K (see ``build.count``)."""
 
-    def __init__(self, path_width: int, device: torch.device, ranks: int = 1) -> None:
+    def __init__(self, path_width: int, device: torch.device, ranks: int) -> None:
         import torch
 
         from .build.count import Layout
@@ -91,17 +96,6 @@ class DeviceCounters:
             from .build.count import add_step
 
             add_step(self._counts, self.layout, tree, ids, accepted, moved, live)
-
-    def add(self, tree: TreeBatch, accepted: Accepted, moved: torch.Tensor) -> None:
-        """Account without candidates (to go)."""
-        self.count(tree, self._none(tree), accepted, moved)
-
-    def add_gated(self, tree: TreeBatch, outcome: Any, live: torch.Tensor, count_into: Any) -> None:
-        """Account without candidates (to go)."""
-        self.count(tree, self._none(tree), outcome.accepted, outcome.moved, live)
-
-    def _none(self, tree: TreeBatch) -> torch.Tensor:
-        return tree.parent[:, :1, None].expand(-1, self.layout.path_width - 1, 1) * 0 - 1
 
     def read(self) -> dict[str, Any]:
         """Return the counters as plain numbers; called from a reading thread, waits only there."""
@@ -165,10 +159,11 @@ _lock = threading.Lock()
 _last: dict[str, Any] = {}
 _last_steps = 0
 _settled = True
+_changed = 0.0
 _looked = _warned = False
 
 
-def start_device(path_width: int, where: torch.device, ranks: int = 1) -> DeviceCounters:
+def start_device(path_width: int, where: torch.device, ranks: int) -> DeviceCounters:
     """Create the device counters of this process."""
     global device
     device = DeviceCounters(path_width, where, ranks)
@@ -187,17 +182,18 @@ def step_done() -> None:
 
 
 def snapshot() -> dict[str, Any]:
-    """Return all counters; the device is read only when a step has run since the last reading, and once more after it.
+    """Return all counters; the device is read only when a step has run since the last reading, and once more.
 
-    The second reading catches additions that were queued but not executed at the first one. No step has run while CUDA
+    The later reading catches additions that were queued but not executed at the first one. No step has run while CUDA
     graphs are being captured, so a reading cannot disturb a capture.
     """
-    global _last, _last_steps, _settled
+    global _last, _last_steps, _settled, _changed
     with _lock:
-        steps = host.values["verify_steps"]
+        steps, now = host.values["verify_steps"], time.monotonic()
         if device is not None and (steps != _last_steps or not _settled):
-            _settled = steps == _last_steps
-            _last_steps = steps
+            if steps != _last_steps:
+                _last_steps, _changed = steps, now
+            _settled = now - _changed >= SETTLE_S
             _last = device.read()
             if timing is not None:
                 _last["time_split"] = timing.read()

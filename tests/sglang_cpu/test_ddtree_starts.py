@@ -42,11 +42,42 @@ REFUSED: dict[str, tuple[list[str], dict[str, str], list[str]]] = {
     "draft backend": (["--speculative-draft-attention-backend", "flashinfer"], {}, ["torch_native", "flashinfer"]),
 }  # fmt: skip
 
+WRONG_PAIRS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "hidden size": ("draft", {"hidden_size": 128}, ["hidden_size is 128", "256", "--speculative-draft-model-path"]),
+    "vocabulary": ("draft", {"vocab_size": 2048}, ["vocab_size is 2048", "1024"]),
+    "layers": ("draft", {"num_target_layers": 36}, ["36 layers", "this one has 6"]),
+    "layer ids": ("draft", {"dflash_config": {"target_layer_ids": [1, 9, 17]}}, ["layers 9, 17", "0 to 5"]),
+    "mask token": ("draft", {"dflash_config": {"mask_token_id": 151669}}, ["mask token 151669", "1024"]),
+    "no drafter": (
+        "draft", {"dflash_config": None, "block_size": None, "num_target_layers": None}, ["no DFlash drafter"],
+    ),
+    "window layers": (
+        "target", {"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 3},
+        ["3 layers of type sliding_attention", "--speculative-algorithm DFLASH"],
+    ),
+}  # fmt: skip
+
+
+def _changed_model(which: str, changes: dict[str, Any], folder: Path) -> list[str]:
+    """Write the config of one of the pair's models with changes, and return the flag that names it."""
+    folder.mkdir()
+    config = json.loads((PAIR / which / "config.json").read_text("utf-8"))
+    for key, value in changes.items():
+        config[key] = {**config[key], **value} if isinstance(value, dict) else value
+    kept = {key: value for key, value in config.items() if value is not None or key not in changes}
+    (folder / "config.json").write_text(json.dumps(kept), "utf-8")
+    return ["--speculative-draft-model-path" if which == "draft" else "--model-path", str(folder)]
+
 
 @pytest.fixture(scope="module")
-def answers(cpu_environment: Environment, patched_tree: Path) -> dict[str, Any]:
+def answers(
+    cpu_environment: Environment, patched_tree: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """All cases resolved in one process of the CPU environment."""
     cases = {name: (extra, variables) for name, (extra, variables, *_) in {**ACCEPTED, **REFUSED}.items()}
+    folder = tmp_path_factory.mktemp("models")
+    for name, (which, changes, _) in WRONG_PAIRS.items():
+        cases[name] = _changed_model(which, changes, folder / name), {}
     script = Path(__file__).with_name("resolve_arguments.py")
     text = json.dumps([{"argv": BASE + extra, "environ": {**ON_CPU, **more}} for extra, more in cases.values()])
     output = cpu_environment.run("-B", script, variables=cpu_environment.variables(patched_tree), text=text)
@@ -79,6 +110,15 @@ def test_refusals_name_what_to_change(name: str, answers: dict[str, Any]) -> Non
     message = answers[name].get("error", answers[name])
     assert "DDTREE" in message
     for word in REFUSED[name][2]:
+        assert word in message
+
+
+@pytest.mark.parametrize("name", WRONG_PAIRS)
+def test_models_that_do_not_fit_are_refused_by_their_configs(name: str, answers: dict[str, Any]) -> None:
+    """Else found in a forward pass, minutes later, or never: another target's drafter gives right tokens."""
+    message = answers[name].get("error", answers[name])
+    assert "DDTREE" in message
+    for word in WRONG_PAIRS[name][2]:
         assert word in message
 
 

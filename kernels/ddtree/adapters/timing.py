@@ -117,3 +117,15 @@ def passed(stage: str) -> None:
     """A stage has ended, for code that does not hold the timer: the captured tails."""
     if metrics.timing is not None:
         metrics.timing.passed(stage)
+
+
+def begin() -> None:
+    """A step begins."""
+    if metrics.timing is not None:
+        metrics.timing.begin()
+
+
+def end(width: int) -> None:
+    """A step of ``width`` nodes per request has ended."""
+    if metrics.timing is not None:
+        metrics.timing.end(width)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from ..build.step import StepBuffers
-from ..build.triton_step import count_into
 from ..metrics import DeviceCounters
+from . import timing
 from .commit import Committer, Outcome
 from .draft_tail import DraftTail
 
@@ -47,6 +47,7 @@ class VerifyTail:
         width = num_tokens // bs
         if bs > self._max_bs or out.hidden_states is None:
             return
+        timing.passed("verify")
         tree, step = self._draft.static_trees(bs, width), self._buffers.views(bs, width)
         target = torch.argmax(out.next_token_logits[:num_tokens], dim=-1).view(bs, width)
         outcome = self._committer.accept_captured(tree, target, forward_batch.seq_lens[:bs])
@@ -59,7 +60,8 @@ class VerifyTail:
             self._rows = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
         rows = self._rows[: bs * path_width]
         self._committer.gather_into(hidden, outcome.accepted.path, width, rows)
-        self._counters.add_gated(tree, outcome, step.live, count_into)
+        ids = self._draft.static_ids(bs)
+        self._counters.count(tree, ids, outcome.accepted, outcome.moved, step.live)
         self._captured[width, bs] = Committed(target, outcome, rows)
 
     def result(self, bs: int, width: int) -> Committed:

@@ -77,6 +77,11 @@ class ShardedCandidates:
             self._buffers = triton_topk.make_buffers(max_rows, self._local, shard.rows, device) if shard.rows else None
             self._out = triton_merge.make_buffers(max_rows, self.count, device)
 
+    @property
+    def buffers(self) -> Any:
+        """What every call on a GPU fills from the start (``ids``, ...)."""
+        return self._out
+
     def __call__(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return ids, log-probabilities and scores, ``[R, K]``, of this shard's logits ``[R, rows]``."""
         rows = logits.shape[0]
