@@ -10,6 +10,7 @@ from .intervals import converged, not_warm
 from .schema import Cell, Plan, Request, RoundRow
 
 PLAIN_ARM = "ar"
+NO_TIME = 1e-6  # seconds: less than a clock can tell; nothing is divided by it
 CLIENT_BUSY = 0.9  # of one core: beyond, the load generator and not the server sets the pace
 NOT_EMPTIED = "the prefix cache was not emptied"
 POOR_TOKENS = 1.15  # tokens per verify step of a drafter that helps nowhere
@@ -77,7 +78,7 @@ def warmups(row: RoundRow, start: int, warm: Sequence[RoundRow]) -> list[list[fl
     for one in found:
         tokens = sum(request.tokens for request in one.requests if request.ok)
         key = (one.budget, one.concurrency, one.temperature, one.regime)
-        groups.setdefault(key, []).append(tokens / one.seconds if one.seconds > 0 else 0.0)
+        groups.setdefault(key, []).append(tokens / one.seconds if one.seconds > NO_TIME else 0.0)
     return list(groups.values())
 
 

@@ -22,7 +22,7 @@ Key = tuple[str, Budget, str, int, float]
 def rate(row: RoundRow) -> float | None:
     """Tokens per second of a round, over its finished requests; None when no time passed or nothing finished."""
     tokens = sum(one.tokens for one in row.requests if one.ok)
-    return tokens / row.seconds if row.seconds > 0 and tokens else None
+    return tokens / row.seconds if row.seconds > rules.NO_TIME and tokens else None
 
 
 def summarise(manifest: Manifest, rows: Sequence[RoundRow]) -> Summary:
@@ -124,7 +124,7 @@ def _rates(rows: Sequence[RoundRow]) -> list[list[float]]:
 
 
 def _speed(one: Request) -> float | None:
-    return one.tokens / one.total_s if one.total_s else None
+    return one.tokens / one.total_s if one.total_s and one.total_s > rules.NO_TIME else None
 
 
 def _median(values: Sequence[float]) -> float | None:
