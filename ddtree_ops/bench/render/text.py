@@ -12,7 +12,8 @@ import unicodedata
 from typing import Any
 
 DASH = "–"
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+!|~&$])")
+_MARKDOWN = re.compile(r"[\\`*\[\]<>|~&$]|^#|(?<!\w)_|_(?!\w)")
+_GAP = "\u202f"  # between thousands
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
@@ -36,13 +37,13 @@ def _shown(char: str) -> str:
 
 
 def md(value: Any, limit: int = 0) -> str:
-    """``value`` as literal text inside Markdown, table cells included."""
-    return _MARKDOWN.sub(r"\\\1", visible(value, limit))
+    """``value`` as literal text inside Markdown, table cells included; numbers without gaps, so that they are found."""
+    return _MARKDOWN.sub(r"\\\g<0>", visible(value, limit).replace(_GAP, ""))
 
 
 def number(value: float | int | None, digits: int = 1) -> str:
     """With thousands apart by a thin space; a dash where there is no number."""
-    return DASH if value is None else f"{value:,.{digits}f}".replace(",", "\u202f")
+    return DASH if value is None else f"{value:,.{digits}f}".replace(",", _GAP)
 
 
 def short(value: float | None) -> str:
