@@ -25,7 +25,9 @@ from .runner import Service, service_of
 TRANSIENT = "/run/systemd/system"
 TRACE = "trace.jsonl"
 PORTS = 200  # how many ports after the service's own are tried
-SETTLE_SECONDS = 4.0  # a beacon follows its process by about a second
+SETTLE_SECONDS = 4.0
+BEAT_SECONDS = 1.1  # a beacon follows its process by about a second
+REQUEST_STEPS = "requests"  # the payload's counter of verify steps, each request of a batch counted
 #: Answers of the server's information that never leave the host.
 _SECRET_KEYS = ("api_key", "admin_api_key", "ssl_keyfile_password", "ssl_keyfile", "ssl_certfile")
 
@@ -202,15 +204,24 @@ def arm_facts(params: Params, emit: Emit) -> Params:
 
 @verb("arm_counters")
 def arm_counters(params: Params, emit: Emit) -> Params:
-    """``counters`` of the processes once they no longer change; ``since``: an earlier answer that they must differ
-    from, for a server that decoded meanwhile."""
-    service, since = service_of(params), params.get("since")
+    """``counters`` of the processes, which a beacon shows about a second late.
+
+    ``since``: an earlier answer; ``steps``: verify steps that the server's answers have counted after it. They are
+    waited for, at most :data:`SETTLE_SECONDS`. Without both: until two readings a beat apart are the same.
+    """
+    service, since = service_of(params), dict(params.get("since") or {})
     deadline = time.monotonic() + SETTLE_SECONDS
     found = counters_of(service)
+    if params.get("steps") and isinstance(found.get(REQUEST_STEPS), int):
+        target = int(since.get(REQUEST_STEPS) or 0) + int(params["steps"])
+        while found.get(REQUEST_STEPS, 0) < target and time.monotonic() < deadline:
+            time.sleep(0.1)
+            found = counters_of(service)
+        return {"counters": found}
     while found and time.monotonic() < deadline:
-        time.sleep(1.1)
+        time.sleep(BEAT_SECONDS)
         again = counters_of(service)
-        if again == found and again != since:
+        if again == found:
             break
         found = again
     return {"counters": found}

@@ -68,7 +68,7 @@ def _probe(driver: Bench, running: Running) -> tuple[list[Probe], dict[str, list
     for concurrency in sorted(driver.wanted.plan.concurrency):
         for budget in budgets:
             for number in range(WARM_ROUNDS):
-                _round(driver, running, next(iter(driver.wanted.prompts)), concurrency, budget, number)
+                _round(driver, running, next(iter(driver.prompts)), concurrency, budget, number)
             for regime in driver.wanted.plan.regimes:
                 seen = len(driver.trace(running)) if budget == widest and regime not in traces else None
                 found = _round(driver, running, regime, concurrency, budget, WARM_ROUNDS)
@@ -82,7 +82,7 @@ def _probe(driver: Bench, running: Running) -> tuple[list[Probe], dict[str, list
 def _round(
     driver: Bench, running: Running, regime: str, concurrency: int, budget: int, number: int
 ) -> Sequence[Mapping[str, Any]]:
-    prompts = driver.wanted.prompts[regime][: max(PROMPTS, 2 * concurrency)]
+    prompts = driver.prompts[regime][: max(PROMPTS, 2 * concurrency)]
     plan = driver.wanted.plan
     one = Round(
         arm="ddtree",

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ..bench import library
+from ..bench import library, records
 from ..bench.arms import ARMS, Arm
 from ..bench.auto import CANDIDATES
 from ..bench.gates import GateBook, check_gates, load_gates
 from ..bench.schema import Plan
 from ..errors import ConfigError, UsageError
-from ..jsontext import json_bytes
 from ..model import Value
 from ..patching.strict import Document, read_document
 from ..resources import data_dir
@@ -23,7 +21,6 @@ from ..resources import data_dir
 Count = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 Nodes = Annotated[int, msgspec.Meta(ge=1, le=1023)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Prompt = Mapping[str, Any]
 
 
 class SmokeBook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,7 +64,7 @@ class Wanted(Value, frozen=True, kw_only=True):
     """A checked wish. ``plan`` is what the result folder keeps and what ``--resume`` holds to."""
 
     plan: Plan
-    prompts: dict[str, list[dict[str, Any]]]  # regime -> its prompts
+    prompts: dict[str, tuple[records.Prompt, ...]]  # by regime
     candidates: tuple[int, ...] = ()  # of --budget auto, else empty
     trace_rounds: int = 0
     may_differ: tuple[str, ...] = ()
@@ -117,7 +114,7 @@ def wanted(beside: Path | None, given: Mapping[str, Any]) -> Wanted:
         repeat=book.repeat,
         starts=book.starts,
         prompts=max(len(one) for one in prompts.values()),
-        prompts_sha256=hashlib.sha256(json_bytes(prompts)).hexdigest(),
+        prompts_sha256=records.digest([one for items in prompts.values() for one in items]),
         prompts_file=book.prompts,
         agree=book.warm_within,
         warmup_most=book.warm_most,
@@ -170,18 +167,16 @@ def _tuple(value: Any) -> tuple[Any, ...]:
 
 def _prompts(
     book: BenchBook, origins: Mapping[str, str], beside: Path | None
-) -> tuple[dict[str, list[dict[str, Any]]], tuple[str, ...]]:
-    """Prompts by regime, and the regimes in order; the file's own kinds where it is one's own file."""
+) -> tuple[dict[str, tuple[records.Prompt, ...]], tuple[str, ...]]:
+    """Prompts by regime, and the regimes in order; the file's own ones where it is one's own file."""
     if book.prompts:
-        path = _beside(book.prompts, "prompts", origins, beside)
-        found: dict[str, list[dict[str, Any]]] = {}
-        for one in library.from_file(path):
-            found.setdefault(str(one.get("kind") or "own"), []).append(dict(one))
-        kept = {name: items[: book.count or None] for name, items in found.items()}
-        return kept, tuple(kept)
+        found: dict[str, tuple[records.Prompt, ...]] = {}
+        for one in records.read(_beside(book.prompts, "prompts", origins, beside)):
+            found[one.regime] = (*found.get(one.regime, ()), one)
+        return {name: items[: book.count or None] for name, items in found.items()}, tuple(found)
     asked = _tuple(book.regime)
     regimes = tuple(sorted(library.REGIMES)) if "all" in asked else asked
-    return {name: [dict(one) for one in library.bundled(name, book.count)] for name in regimes}, regimes
+    return {name: library.prompts(name, book.count) for name in regimes}, regimes
 
 
 def _beside(text: str, key: str, origins: Mapping[str, str], beside: Path | None) -> Path:

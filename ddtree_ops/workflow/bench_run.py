@@ -16,6 +16,7 @@ from ..applying.transaction import Transaction
 from ..attest.request import expectation
 from ..bench import arms, costs, load
 from ..bench.intervals import Warmup
+from ..bench.records import Prompt
 from ..bench.results import Cost, Folder, RoundRow
 from ..bench.schedule import MIXED, Block, Round, next_warmup
 from ..bench.schema import RoundKind
@@ -31,6 +32,7 @@ from .bench_progress import Bars
 STOP_TIMEOUT = 300.0
 IDENTITY_TIMEOUT = 120.0
 FLOOR_CONCURRENCY = 4  # of the plain rounds that identity takes as its floor, where the plan asks for 1 alone
+PROMPTS_FILE = "prompts.json"  # with the token ids that were sent
 WARM_PROMPTS = 4  # at least; twice the concurrency where that is more
 
 
@@ -43,6 +45,11 @@ class Running(msgspec.Struct, frozen=True):
     why: tuple[str, ...]  # what makes its rounds INVALID: arguments that differ
     notes: tuple[str, ...]
     settings: dict[str, Any]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The start of an arm."""
+        return (self.arm, self.start)
 
     @property
     def ref(self) -> dict[str, Any]:
@@ -75,8 +82,12 @@ class Bench:
         self.costs: tuple[Cost, ...] = ()
         self.reference: dict[str, Any] | None = None  # effective arguments that the arms are compared with
         self.references: dict[str, Any] = {}  # greedy answers of plain decoding, with gaps
+        self.notes: list[str] = []
         self._baseline: dict[str, int] | None = None
+        self.prompts: dict[str, tuple[Prompt, ...]] = dict(wanted.prompts)
+        self._resolved = False
         self._port = 0
+        self._counters: dict[tuple[str, int], dict[str, Any]] = {}  # as last read, per start
 
     # -- the host before and after --
 
@@ -143,7 +154,23 @@ class Bench:
             proof = {**expectation(self.deployment), "service": service, "algorithm": spec.algorithm}
             self._do("identity", proof, timeout=IDENTITY_TIMEOUT)
             facts = self.link.call("arm_facts", {"service": service}, timeout=60.0)
+            self._resolve_prompts(service)
         return self._compared(arm, number, spec, facts)
+
+    def _resolve_prompts(self, service: Mapping[str, Any]) -> None:
+        """Token ids by the first server's tokenizer and chat template, once: every arm and every start gets the same."""
+        if self._resolved:
+            return
+        path = self.folder.path / PROMPTS_FILE
+        if path.exists():
+            self.prompts = msgspec.json.decode(path.read_bytes(), type=dict[str, tuple[Prompt, ...]])
+        else:
+            for regime, prompts in self.prompts.items():
+                self.prompts[regime], note = load.resolved(self.link, {"service": dict(service)}, prompts)
+                if note and note not in self.notes:
+                    self.notes.append(note)
+            self.folder.write(PROMPTS_FILE, msgspec.json.encode(self.prompts))
+        self._resolved = True
 
     def _compared(self, arm: str, number: int, spec: arms.ArmSpec, facts: Mapping[str, Any]) -> Running:
         effective = dict(facts["arguments"])
@@ -186,6 +213,7 @@ class Bench:
         if block.arm == "ar" and not self.references and not self.wanted.plan.temperature:
             self._record_reference(running)
             self._record_floor(running)
+        self._read_counters(running)
         for one in block.rounds:
             self.set_budget(running, one.budget)
             self.folder.append(self.measure(running, one))
@@ -213,42 +241,53 @@ class Bench:
             self.bars.warm(running.arm, len(rule.values))
             number += 1
 
-    def _warm_prompts(self, concurrency: int) -> list[dict[str, Any]]:
+    def _warm_prompts(self, concurrency: int) -> list[Prompt]:
         """Prompts of all regimes in turn, the same ones each time."""
-        return mixed(self.wanted.prompts.values())[: max(WARM_PROMPTS, 2 * concurrency)]
+        return mixed(self.prompts.values())[: max(WARM_PROMPTS, 2 * concurrency)]
 
     def measure(
         self,
         running: Running,
         one: Round,
-        prompts: Sequence[Mapping[str, Any]] | None = None,
+        prompts: Sequence[Prompt] | None = None,
         *,
         kind: RoundKind = "measured",
     ) -> RoundRow:
         """One round of load, as the row that it becomes. A round that is cut leaves a row of what had ended by then."""
-        before = self._counters(running)
         row = load.measure(
             self.link,
             {"service": running.ref},
             load.Setting(**msgspec.structs.asdict(one), kind=kind),
-            self.wanted.prompts[one.regime] if prompts is None else prompts,
+            self.prompts[one.regime] if prompts is None else prompts,
             self.wanted.plan,
             on_event=self.bars.event,
             cut=self.folder.append,
             more={"itl": kind == "measured", "ids": kind != "warmup"},
         )
         self.tx.check_interrupt()
-        delta = arms.counters_between(before, self._counters(running, before)) if before else None
-        why, notes = (*running.why, *row.why), (*running.notes, *row.notes)
+        steps = sum(request.verify_ct or 0 for request in row.requests)
+        delta = self._counted(running, steps) if kind == "measured" else None
+        why, notes = (*running.why, *row.why), (*running.notes, *self.notes, *row.notes)
         return msgspec.structs.replace(
             row, counters_delta=delta, why=why, notes=notes, verdict="invalid" if why else "ok"
         )
 
-    def _counters(self, running: Running, since: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def _counted(self, running: Running, steps: int) -> dict[str, Any] | None:
+        """What the payload counted since the last look at this server; None where it does not count."""
+        before = self._counters.get(running.key)
+        if running.arm != "ddtree" or not before:
+            return None
+        found = self._read_counters(running, since=before, steps=steps)
+        delta: dict[str, Any] = arms.counters_between(before, found)
+        return delta
+
+    def _read_counters(self, running: Running, **more: Any) -> dict[str, Any]:
+        """Read, and remember as the state that the next round begins with: between two rounds nobody decodes."""
         if running.arm != "ddtree":
             return {}
-        request = {"service": running.ref, "since": dict(since) if since is not None else None}
-        found: dict[str, Any] = self.link.call("arm_counters", request, timeout=60.0)["counters"]
+        answer = self.link.call("arm_counters", {"service": running.ref, **more}, timeout=60.0)
+        found: dict[str, Any] = answer["counters"]
+        self._counters[running.key] = found
         return found
 
     def set_budget(self, running: Running, budget: Any) -> None:
@@ -261,7 +300,7 @@ class Bench:
         with self.bars.step("reference", "Record plain decoding's greedy answers"):
             request = {
                 "service": running.ref,
-                "prompts": [one for items in self.wanted.prompts.values() for one in items],
+                "prompts": [one.request(0) for items in self.prompts.values() for one in items],
                 "max_tokens": self.wanted.plan.max_tokens,
                 "silence": self.wanted.plan.silence_s,
             }
@@ -274,7 +313,7 @@ class Bench:
             return
         with self.bars.step("floor", "Plain decoding again, in another batch shape"):
             one = Round(arm="ar", start=running.start, round=0, regime=MIXED, concurrency=FLOOR_CONCURRENCY)
-            self.folder.append(self.measure(running, one, mixed(self.wanted.prompts.values()), kind="floor"))
+            self.folder.append(self.measure(running, one, mixed(self.prompts.values()), kind="floor"))
 
     # -- traces --
 
