@@ -44,9 +44,9 @@ class Exporter:
                 series = series.labels(*labels) if labels else series
                 if metric.kind == "gauge":
                     series.set(value)
-                elif value > last.get(labels, 0) or labels not in last:
-                    series.inc(max(value - last.get(labels, 0), 0))
-            last.update(values)
+                    continue
+                series.inc(max(value - last.get(labels, 0), 0))  # two readings can overtake each other
+                last[labels] = max(value, last.get(labels, 0))
 
 
 def reading() -> dict[str, Any]:

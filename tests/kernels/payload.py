@@ -8,7 +8,21 @@ from pathlib import Path
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 sys.path.insert(0, str(KERNELS))
 
-from ddtree import beacon, limits, metrics, settings  # noqa: E402
+from ddtree import beacon, exported, limits, metrics, pairing, prometheus, settings  # noqa: E402
 from ddtree.tree import definition, heap, trace, universe, walk  # noqa: E402
 
-__all__ = ["KERNELS", "beacon", "definition", "heap", "limits", "metrics", "settings", "trace", "universe", "walk"]
+__all__ = [
+    "KERNELS",
+    "beacon",
+    "definition",
+    "exported",
+    "heap",
+    "limits",
+    "metrics",
+    "pairing",
+    "prometheus",
+    "settings",
+    "trace",
+    "universe",
+    "walk",
+]
