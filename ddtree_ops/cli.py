@@ -126,6 +126,7 @@ def deploy_options(function: F) -> F:
         click.option("--no-service", is_flag=True, help="Tree, patch, editable install and import probe only."),
         click.option("--baseline", is_flag=True, help="Start our unit once without speculation and keep its answers."),
         click.option("--playbook", type=click.Path(path_type=Path), help="Steps to use instead of the packaged ones."),
+        click.option("--gate", type=click.Path(path_type=Path), help="Gates to judge; undone if one fails."),
         click.option("--diff", is_flag=True, help="Show the patch and the unit as a diff."),
     )
     return functools.reduce(lambda f, option: option(f), reversed(options), function)
@@ -342,6 +343,9 @@ def config_show(context: Context, origin: bool) -> int:
     from .workflow import inspect
 
     return inspect.show_config(context, origin)
+
+
+from . import cli_baseline  # noqa: E402, F401  # `baseline` and `compare`; it takes what is defined above
 
 
 def main() -> None:

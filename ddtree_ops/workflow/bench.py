@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,11 +11,10 @@ import msgspec
 
 from .. import __version__
 from ..applying.transaction import Transaction
-from ..attest.request import spec_of
+from ..attest.request import expectation, spec_of
 from ..bench import schedule
-from ..bench.definitions import DEFINITIONS
 from ..bench.gates import GateBook, require
-from ..bench.results import Conditions, Folder, Manifest, ModelOf, create, open_folder
+from ..bench.results import Folder, Manifest, create, open_folder
 from ..errors import ConfigError, DdtreeError, GateFailed, Interrupted, TransportError, as_error
 from ..inventory import Host
 from ..model import Deployment, Facts, Value
@@ -25,6 +23,7 @@ from ..remote.channel import Link
 from ..service.settings import ServiceSpec
 from . import bench_finish, bench_plan, bench_show, measure
 from .bench_auto import choose
+from .bench_folder import compared, manifest
 from .bench_plan import Wanted
 from .bench_progress import Bars
 from .bench_run import Bench
@@ -107,7 +106,8 @@ class Job:
         folder = self._folder()
         consent(self.context, self.options.yes, self._question())
         started = time.monotonic()
-        bars = Bars(self.context.output, self.host.name)
+        output = self.context.output
+        bars = Bars(output, self.host.name, silent=output.json and output.verbosity < 1)
         with bars:
             self._measure(folder, bars)
         found = self._conclude(folder, book)
@@ -135,11 +135,19 @@ class Job:
     # -- the folder --
 
     def _folder(self) -> Folder:
-        manifest = self._manifest()
+        now = manifest(
+            self.link,
+            self.facts,
+            self.host.name,
+            self.spec,
+            self.wanted,
+            build_id=self.deployment.build_id,
+            dtype=self.dtype,
+        )
         if self.options.resume is None:
-            folder = create(self.options.out or self._default_folder(), manifest)
+            folder = create(self.options.out or self._default_folder(), now)
         else:
-            folder = self._resumed(open_folder(self.options.resume), manifest)
+            folder = self._resumed(open_folder(self.options.resume), now)
         self.context.output.note(f"results: {folder.path}")
         return folder
 
@@ -160,51 +168,8 @@ class Job:
                 why="; ".join(changed[1:]),
                 next_step=f"ddtree-ops bench --resume {folder.path} without these options, or another folder: --out",
             )
-        bench_plan.check_conditions(_compared(before), _compared(now), folder.path)
+        bench_plan.check_conditions(compared(before), compared(now), folder.path)
         return folder
-
-    def _manifest(self) -> Manifest:
-        wish = {name: value for name, value in self.wanted.wish.items() if name not in ("name", "smoke")}
-        return Manifest(
-            created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            tool_version=__version__,
-            host=self.host.name,
-            unit=self.spec.unit,
-            build_id=self.deployment.build_id,
-            command=tuple(sys.argv),
-            conditions=self._conditions(wish),
-            plan=self.wanted.plan,
-            definitions=DEFINITIONS,
-        )
-
-    def _conditions(self, wish: Mapping[str, Any]) -> Conditions:
-        machine = self.link.call("bench_conditions", {}, timeout=60.0)
-        python = next((one for one in self.facts.interpreters if one.path == self.deployment.environment), None)
-        chosen = [gpu for gpu in self.facts.gpus if not self.spec.gpus or str(gpu.index) in self.spec.gpus]
-        return Conditions(
-            gpu=tuple(gpu.name for gpu in chosen),
-            driver=str(machine.get("driver") or ""),
-            sglang=self.deployment.release_id.partition("-")[0],
-            torch=python.packages.get("torch", "") if python else "",
-            dtype=self.dtype,
-            models={name: self._model(path) for name, path in self._models().items() if path},
-            other={
-                "cpu": machine.get("cpu"),
-                "kernel": machine.get("kernel"),
-                "service": msgspec.to_builtins(self.spec),
-                "wish": dict(wish),
-                "origins": self.wanted.origins,
-            },
-        )
-
-    def _models(self) -> dict[str, str]:
-        return {"target": self.spec.target, "draft": self.spec.drafter}
-
-    def _model(self, path: str) -> ModelOf:
-        if not path.startswith("/"):
-            return ModelOf(path=path)
-        found = self.link.call("read_files", {"base": path, "paths": ["config.json"]}, timeout=60.0)["files"]
-        return ModelOf(path=path, sha256=str(found[0].get("sha256") or ""))
 
     # -- measuring --
 
@@ -237,7 +202,8 @@ class Job:
 
     def _arms(self, tx: Transaction, folder: Folder, bars: Bars) -> bool:
         """Everything between the stop of the service and its return; whether it had been running."""
-        driver = Bench(self.link, tx, self.host, self.deployment, self.spec, self.wanted, folder, bars)
+        proof = expectation(self.deployment)
+        driver = Bench(self.link, tx, self.host, self.spec, proof, self.wanted, folder, bars)
         running = driver.look()
         driver.make_room()
         if self.wanted.auto:
@@ -324,19 +290,3 @@ def _source(folder: Folder) -> str:
     found = folder.auto
     lines = [line.removeprefix("costs: ") for line in found.text if line.startswith("costs: ")] if found else []
     return lines[0] if lines else "short runs"
-
-
-def _compared(manifest: Manifest) -> dict[str, Any]:
-    """What two runs must share to be one result."""
-    conditions = manifest.conditions
-    return {
-        "host": manifest.host,
-        "unit": manifest.unit,
-        "build": manifest.build_id,
-        "gpu": conditions.gpu,
-        "driver": conditions.driver,
-        "sglang": conditions.sglang,
-        "torch": conditions.torch,
-        "models": msgspec.to_builtins(conditions.models),
-        "service": conditions.other.get("service"),
-    }

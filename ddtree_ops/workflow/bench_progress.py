@@ -18,12 +18,23 @@ if TYPE_CHECKING:
 class Bars(Steps):
     """:class:`Steps` with a bar per arm that counts rounds."""
 
-    def __init__(self, output: Output, host: str = "") -> None:
+    def __init__(self, output: Output, host: str = "", *, silent: bool = False) -> None:
         super().__init__(output, host)
+        self._silent = silent
         self._tasks: dict[str, TaskID] = {}
         self._done: dict[str, int] = {}
         self._total: dict[str, int] = {}
         self._arm = ""
+
+    @contextmanager
+    def step(self, name: str, title: str) -> Iterator[None]:
+        """As in :class:`Steps`; a step inside of another gives the display back to it."""
+        outer = (self._title, self._task)
+        try:
+            with super().step(name, title):
+                yield
+        finally:
+            self._title, self._task = outer
 
     def plan(self, blocks: Sequence[Block]) -> None:
         """What is to be measured."""
@@ -94,7 +105,3 @@ class Bars(Steps):
     def _show_event(self, text: str, done: Any, total: Any) -> None:
         if not self._silent:
             super()._show_event(text, done, total)
-
-    @property
-    def _silent(self) -> bool:
-        return self.output.json and self.output.verbosity < 1

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from ..applying.transaction import Transaction
-from ..attest.request import expectation
 from ..bench import arms, costs, load
 from ..bench.intervals import Warmup
 from ..bench.records import Prompt
@@ -22,7 +21,6 @@ from ..bench.schedule import MIXED, Block, Round, next_warmup
 from ..bench.schema import RoundKind
 from ..bench.summarise import rate
 from ..inventory import Host
-from ..model import Deployment
 from ..remote.channel import Link
 from ..service import units
 from ..service.settings import ServiceSpec
@@ -58,15 +56,18 @@ class Running(msgspec.Struct, frozen=True):
 
 
 class Bench:
-    """Drives the arms; ``folder`` keeps every round as soon as it is finished."""
+    """Drives the arms; ``folder`` keeps every round as soon as it is finished.
+
+    ``proof``: what disk and processes of each arm must be (``attest.request.expectation``).
+    """
 
     def __init__(
         self,
         link: Link,
         tx: Transaction,
         host: Host,
-        deployment: Deployment,
         spec: ServiceSpec,
+        proof: Mapping[str, Any],
         wanted: Wanted,
         folder: Folder,
         bars: Bars,
@@ -74,8 +75,8 @@ class Bench:
         self.link = link
         self.tx = tx
         self.host = host
-        self.deployment = deployment
         self.spec = spec
+        self.proof = proof
         self.wanted = wanted
         self.folder = folder
         self.bars = bars
@@ -151,14 +152,14 @@ class Bench:
             started = self._do("service_start", {"service": service, "first": True}, timeout=STOP_TIMEOUT)
             limits = {"timeout": self.host.service.readiness_timeout}
             self._do("wait_ready", {"service": service, "start": started, **limits}, timeout=None)
-            proof = {**expectation(self.deployment), "service": service, "algorithm": spec.algorithm}
+            proof = {**self.proof, "service": service, "algorithm": spec.algorithm, "applied_at": 0.0}
             self._do("identity", proof, timeout=IDENTITY_TIMEOUT)
             facts = self.link.call("arm_facts", {"service": service}, timeout=60.0)
             self._resolve_prompts(service)
         return self._compared(arm, number, spec, facts)
 
     def _resolve_prompts(self, service: Mapping[str, Any]) -> None:
-        """Token ids by the first server's tokenizer and chat template, once: every arm and every start gets the same."""
+        """Token ids by the first server's tokenizer and chat template: every arm and every start gets the same."""
         if self._resolved:
             return
         path = self.folder.path / PROMPTS_FILE

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..attest.request import attest
-from ..errors import ConfigError, DdtreeError, Drift, Unhealthy
+from ..errors import ConfigError, DdtreeError, Drift, Unhealthy, UsageError
 from ..inventory import HOST_FILE, Host, Inventory
 from ..jsontext import json_bytes
 from ..model import Plan, StepCall
@@ -18,8 +18,9 @@ from ..planning.wanted import Wanted
 from ..remote.channel import Link
 from ..ui import plan as plan_ui
 from ..ui import report as report_ui
-from ..ui.progress import Steps
 from . import prepare
+from .bench_gate import planned
+from .bench_progress import Bars
 from .execute import carry_out
 from .playbook import Playbook, load
 from .session import Outcome, Survey, consent, each, hosts_of, linked, look, only
@@ -37,6 +38,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     baseline: bool = False
     playbook: Path | None = None
     diff: bool = False
+    gate: Path | None = None
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +124,7 @@ def _look(link: Link, host: Host, inventory: Inventory, options: Options) -> Loo
         takeover=takeover,
         baseline=options.baseline,
     )
+    steps = _gated(steps, options, wanted.budget, inventory)
     survey = look(link, host, inventory.beside, takeover)
     prepare.refuse_if_verdict_refuses(survey)
     if prepare.is_deployed(survey, wanted):
@@ -132,6 +135,21 @@ def _look(link: Link, host: Host, inventory: Inventory, options: Options) -> Loo
     calls = tuple(StepCall(name=s.kind.name, title=s.title, params=s.params) for s in steps.steps)
     plan = msgspec.structs.replace(prepared.plan, steps=calls)
     return Look(survey=survey, playbook=steps, plan=plan, prepared=prepared, wanted=wanted)
+
+
+def _gated(steps: Playbook, options: Options, budget: int, inventory: Inventory) -> Playbook:
+    """The steps with the gate of the command line; every gate is read before anything starts.
+
+    Raises:
+        UsageError: a gate without a service. ConfigError: a mistake in the gates, or gates that cannot be decided.
+    """
+    if options.gate is not None and not steps.has("start"):
+        raise UsageError("--gate needs the service", where="--gate", next_step="leave one out")
+    steps = steps.with_gate(options.gate) if options.gate is not None else steps
+    for step in steps.steps:
+        if step.kind.name == "gate":
+            planned(Path(step.params["file"]), budget, inventory.beside)
+    return steps
 
 
 def unit_name(text: str) -> str:
@@ -180,6 +198,9 @@ def _deploy(
         plan_ui.show(output.err, found.plan, diff=options.diff)
     consent(context, yes, f"Change {host.name} as planned?")
     started = time.monotonic()
-    with Steps(output, host.name) as progress:
-        report = carry_out(link, found.survey, found.playbook, found.wanted, found.prepared, progress, secrets)
+    progress = Bars(output, host.name)
+    with progress:
+        report = carry_out(
+            link, found.survey, found.playbook, found.wanted, found.prepared, progress, secrets, inventory.beside
+        )
     return {**report, "seconds": round(time.monotonic() - started, 1)}

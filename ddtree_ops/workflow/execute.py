@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
@@ -37,6 +38,7 @@ def carry_out(
     prepared: Prepared,
     progress: Steps,
     secrets: Mapping[str, str],
+    beside: Path | None = None,
 ) -> dict[str, Any]:
     """Carry the plan out; the report of the host.
 
@@ -55,6 +57,8 @@ def carry_out(
         tx=tx,
         progress=progress,
         secrets=secrets,
+        link=link,
+        beside=beside,
     )
     with progress.step("snapshot", "Lock, and measure what a rollback must bring back"):
         before = tx.begin(on_event=progress.event)

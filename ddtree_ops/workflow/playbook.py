@@ -59,6 +59,14 @@ DEPLOY_STEPS = (
         options={"max_tokens": int, "prompts": int},
         service=True,
     ),
+    StepKind(
+        name="gate",
+        title="Measure and judge the gates",
+        after=("ready", "identity", "smoke"),
+        needs="start",
+        options={"file": str},
+        service=True,
+    ),
     StepKind(name="enable", title="Start at boot", after=("start",), needs="start", service=True),
     StepKind(
         name="run",
@@ -101,6 +109,15 @@ class Playbook(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a step of this name is in the list."""
         return any(step.kind.name == name for step in self.steps)
 
+    def with_gate(self, file: Path) -> Playbook:
+        """The same with the gate of the command line, after everything that looks at the service and before it is
+        enabled; a gate of the playbook gives way."""
+        steps = list(self.without("gate").steps)
+        kind = next(kind for kind in DEPLOY_STEPS if kind.name == "gate")
+        last = max((i for i, step in enumerate(steps) if step.kind.name in kind.after), default=len(steps) - 1)
+        steps.insert(last + 1, Step(kind=kind, params={"file": str(file)}))
+        return msgspec.structs.replace(self, steps=tuple(steps))
+
     def without(self, *names: str) -> Playbook:
         """The same playbook less some steps."""
         return msgspec.structs.replace(self, steps=tuple(s for s in self.steps if s.kind.name not in names))
@@ -140,6 +157,8 @@ def _step(document: Document, index: int, item: dict[str, Any], kinds: Mapping[s
             document.fail(f"the step {kind.name} has no option {key!r}", f"{at}.{key}", why=f"its options: {options}")
         if not isinstance(value, allowed) or isinstance(value, bool):
             document.fail(f"{key} must be {allowed.__name__}, not {type(value).__name__}", f"{at}.{key}")
+    if kind.name == "gate" and not params.get("file"):
+        document.fail("the step gate needs file, the gates to judge", at)
     if kind.name == "run" and not params.get("argv"):
         document.fail("the step run needs argv, a list of words", at)
     return Step(kind=kind, params=params)

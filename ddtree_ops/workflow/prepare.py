@@ -130,7 +130,7 @@ def noop_plan(survey: Survey) -> Plan:
     )
 
 
-SERVICE_STEPS = ("unit", "takeover", "baseline", "start", "ready", "identity", "smoke", "enable")
+SERVICE_STEPS = ("unit", "takeover", "baseline", "start", "ready", "identity", "smoke", "gate", "enable")
 
 
 def wanted_for(

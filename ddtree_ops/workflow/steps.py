@@ -10,6 +10,7 @@ import base64
 import posixpath
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..applying.transaction import Transaction
@@ -19,10 +20,13 @@ from ..model import Facts
 from ..patching.text import sha256
 from ..planning.plan import Prepared
 from ..planning.wanted import Wanted
+from ..remote.channel import Link
 from ..service import units
 from ..service.settings import ServiceSpec
 from ..source.environment import server_for
 from ..ui.progress import Steps
+from .bench_gate import GateJob
+from .bench_progress import Bars
 
 
 @dataclass
@@ -37,6 +41,8 @@ class Run:
     progress: Steps
     secrets: Mapping[str, str] = field(default_factory=dict)
     seen: dict[str, Any] = field(default_factory=dict)
+    link: Link | None = None  # the gate talks to its arms beside the transaction
+    beside: Path | None = None  # the inventory's folder
 
     @property
     def spec(self) -> ServiceSpec:
@@ -167,6 +173,22 @@ def smoke_bench(run: Run, params: Mapping[str, Any]) -> None:
     smoke.require(result)
 
 
+def gate(run: Run, params: Mapping[str, Any]) -> None:
+    """Measure the arms and judge the gates; a gate that fails undoes the deploy. The service is started again after."""
+
+    def again() -> None:
+        start(run, {})
+        ready(run, {})
+        identity(run, {})
+
+    assert run.link is not None
+    assert isinstance(run.progress, Bars)
+    proof = {key: value for key, value in identity_request(run).items() if key not in ("service", "algorithm")}
+    dtype = served_dtype(run.facts, run.spec)
+    job = GateJob(run.link, run.tx, run.host, run.facts, run.spec, proof, dtype, run.progress, run.beside)
+    run.seen["gate"] = job.run(Path(params["file"]), again)
+
+
 def enable(run: Run, params: Mapping[str, Any]) -> None:
     """Start at boot, and restarts allowed again."""
     run.seen["enable"] = run.do("service_enable", {"service": run.spec.ref()})
@@ -198,6 +220,7 @@ STEPS: dict[str, Step] = {
     "ready": ready,
     "identity": identity,
     "smoke": smoke_bench,
+    "gate": gate,
     "enable": enable,
     "run": run_command,
 }
