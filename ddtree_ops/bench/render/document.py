@@ -192,7 +192,7 @@ def conditions(report: Report) -> list[tuple[str, str]]:
         ("torch", found.torch),
         ("dtype", found.dtype),
         *((f"{name} model", _model(one.path, one.sha256)) for name, one in found.models.items()),
-        *((name, str(value)) for name, value in found.other.items()),
+        *((name, str(value)) for name, value in found.other.items() if isinstance(value, str | int | float)),
         ("arms", ", ".join(plan.arms)),
         ("budgets", ", ".join(map(str, plan.budgets))),
         ("concurrency", ", ".join(map(str, plan.concurrency))),
