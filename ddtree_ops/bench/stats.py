@@ -122,11 +122,19 @@ def by_regime(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 
 def counter_delta(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """What the processes counted in between; a counter that only one side has is left out."""
-    delta: dict[str, Any] = {}
-    for name, value in after.items():
-        old = before.get(name)
-        if isinstance(value, list) and isinstance(old, list) and len(value) == len(old):
-            delta[name] = [new - was for new, was in zip(value, old, strict=True)]
-        elif isinstance(value, (int, float)) and isinstance(old, (int, float)):
-            delta[name] = value - old
-    return delta
+    found = {name: _less(value, before[name]) for name, value in after.items() if name in before}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _less(new: Any, was: Any) -> Any:
+    """``new - was``, entry by entry in lists and tables; None where they cannot be compared.
+
+    A table's entry that is new began at 0; words in it (which clock) are kept.
+    """
+    if isinstance(new, dict) and isinstance(was, dict):
+        found = {key: _less(value, was.get(key, {} if isinstance(value, dict) else 0)) for key, value in new.items()}
+        return {key: new[key] if value is None else value for key, value in found.items()}
+    if isinstance(new, list) and isinstance(was, list) and len(new) == len(was):
+        return [_less(*pair) for pair in zip(new, was, strict=True)]
+    numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (new, was))
+    return new - was if numbers else None

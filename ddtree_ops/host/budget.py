@@ -17,9 +17,14 @@ CONTROL = "control.json"
 
 
 def counters_of(service: Service) -> Row:
-    """The counters of the process that decodes; empty for a server without beacons."""
+    """The counters of the process that decodes; empty for a server without beacons.
+
+    Of tensor-parallel ranks the first one's: all of them count the same steps.
+    """
     found: Row = {}
     for beacon in live_beacons(service.run_dir).values():
+        if dict(beacon.get("settings") or {}).get("tp_rank"):
+            continue
         if dict(beacon.get("counters") or {}).get("verify_steps") is not None:
             for name, value in beacon["counters"].items():
                 found[name] = _plus(found.get(name), value)

@@ -67,6 +67,19 @@ def test_counters_between_two_readings():
     assert stats.counter_delta(before, after) == {"verify_steps": 4, "histogram": [1, 3]}
 
 
+def test_counters_of_tables_and_rows():
+    """The payload counts ranks by depth and times by width; a width that is new since then began at 0."""
+    before = {"ranks": [[1, 0], [2, 2]], "split": {"clock": "gpu", "us": 10.0, "by_width": {"17": {"samples": 1}}}}
+    after = {
+        "ranks": [[4, 0], [2, 3]],
+        "split": {"clock": "gpu", "us": 25.0, "by_width": {"17": {"samples": 4}, "33": {"samples": 2}}},
+    }
+    assert stats.counter_delta(before, after) == {
+        "ranks": [[3, 0], [0, 1]],
+        "split": {"clock": "gpu", "us": 15.0, "by_width": {"17": {"samples": 3}, "33": {"samples": 2}}},
+    }
+
+
 @given(
     st.lists(
         st.integers(0, 5).map(lambda n: row(completion_tokens=n, verify_ct=n % 3, ok=n > 0, seconds=n / 7)), max_size=6
