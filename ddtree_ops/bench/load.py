@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ..errors import DdtreeError
+from ..errors import DdtreeError, Unhealthy
 from ..model import Value
 from .records import Prompt
 from .rules import NOT_EMPTIED, judged
@@ -183,9 +183,23 @@ def _ids(link: Link, target: Mapping[str, Any], prompts: Sequence[Prompt]) -> li
 def soak(link: Link, target: Mapping[str, Any], prompts: Asked, plan: Plan, arm: str = "ddtree") -> RoundRow:
     """More than 150 short requests at once, as a restarted server must answer before it is called good.
 
-    A verdict other than ``ok`` names the first request that was not answered.
+    Judge it with :func:`require_answered`.
     """
     many = [prompts[index % len(prompts)] for index in range(SOAK_REQUESTS)]
     short = msgspec.structs.replace(plan, max_tokens=SOAK_TOKENS, cold=False)
     setting = Setting(arm=arm, regime="soak", concurrency=SOAK_CONCURRENCY, kind="warmup")
     return measure(link, target, setting, many, short, more={"ids": False, "itl": False})
+
+
+def require_answered(row: RoundRow) -> None:
+    """Raise :class:`Unhealthy` (exit 9), with its index, when a request was not answered or its stream went silent."""
+    bad = [one for one in row.requests if not one.ok]
+    if bad:
+        raise Unhealthy(
+            f"{len(bad)} of {len(row.requests)} requests were not answered; request {bad[0].index}: {bad[0].error}",
+            where=f"{row.arm}, concurrency {row.concurrency}",
+            why="a healthy /health says nothing about tokens",
+            next_step="ddtree-ops logs -n 200",
+            code="not_answered",
+            details={"requests": [{"index": one.index, "id": one.id, "error": one.error} for one in bad]},
+        )

@@ -29,6 +29,12 @@ def judged(row: RoundRow, plan: Plan) -> RoundRow:
     notes = list(row.notes)
     if plan.cold and not row.flushed and not any(note.startswith(NOT_EMPTIED) for note in notes):
         notes.append(f"{NOT_EMPTIED}: the server did not confirm it")
+    told = [one for one in row.requests if one.ok and one.visible is not None]
+    if told and not any(one.visible for one in told):
+        tokens = sum(one.tokens for one in told)
+        notes.append(
+            f"no answer has visible text: all {tokens} tokens are reasoning; give more --max-tokens to see some"
+        )
     return msgspec.structs.replace(
         row, verdict="invalid" if why else "ok", why=tuple(why), notes=tuple(dict.fromkeys(notes))
     )

@@ -70,6 +70,7 @@ class Server:
     port: int = 0
     asked: list[Asked] = field(default_factory=list)
     flushes: int = 0
+    keys: set[str] = field(default_factory=set)  # what the Authorization header said
     seen: set[str] = field(default_factory=set)  # prompts in the prefix cache
     most: int = 0  # requests at the same time
     now: int = 0
@@ -137,6 +138,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(200, {"tokens": [ord(letter) for letter in text], "count": len(text)})
         with server.lock:
             asked = Asked(len(server.asked), self.path, body)
+            server.keys.add(self.headers.get("Authorization") or "")
             server.asked.append(asked)
             server.now += 1
             server.most = max(server.most, server.now)
