@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..model import Deployment
+from . import decoding
 
 _STYLE = {"active": "green", "failed": "bold red", "inactive": "yellow"}
 
@@ -84,10 +85,5 @@ def _service(deployment: Mapping[str, Any], service: Mapping[str, Any], beacons:
         )
     for line in service.get("errors", ())[-3:]:
         rows.append(("error", Text(str(line), style="red")))
-    counters: dict[str, Any] = {}
-    for beacon in beacons:
-        counters |= {key: value for key, value in (beacon.get("counters") or {}).items() if value}
-    if counters:
-        shown = ", ".join(f"{name} {value}" for name, value in counters.items() if isinstance(value, int | float))
-        rows.append(("counters", Text(shown)))
+    rows += decoding.rows(beacons)
     return rows
