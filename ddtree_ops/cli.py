@@ -86,6 +86,11 @@ class _Group(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(self.commands)
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """A command of two words, ``bench diff``, goes before the one of its first word, which takes no argument."""
+        name = " ".join(args[:2])
+        return (name, self.commands[name], args[2:]) if name in self.commands else super().resolve_command(ctx, args)
+
 
 @click.group(cls=_Group, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ddtree-ops")
@@ -203,6 +208,9 @@ def bench(
         given=runs.given(load, trace), out=out, resume=resume, gate=gate, against_service=against_service, yes=yes
     )
     return runs.bench(context, options)
+
+
+from . import cli_bench  # noqa: E402, F401  # `bench diff` and `bench report`, which ask no host
 
 
 @cli.command()

@@ -18,15 +18,16 @@ _MOST = 24  # conditions that differ; --json has all
 
 
 def show_summary(console: Console, summary: Summary) -> None:
-    """The end of a bench: what loses first, then a line per cell, then why something is INVALID."""
+    """The end of a bench: what loses first, a line per cell, and what explains a cell or makes it INVALID."""
     for index, line in enumerate(summary.headline):
-        alarm = line.startswith(("SLOWER", "INVALID"))
-        if alarm or index == 0:
-            console.print(Text(visible(line), style="bold red" if alarm else "bold"))
+        style = "bold red" if line.startswith(("SLOWER", "INVALID")) else "bold" if index == 0 else ""
+        console.print(Text(visible(line), style=style))
     console.print(cells_table(summary.cells))
     for cell in summary.cells:
         if not cell.valid:
             console.print(Text(f"INVALID {visible(cell.name)}: {visible('; '.join(cell.why))}", style="red"))
+        for note in (*cell.failures[:3], *cell.notes[:3]):
+            console.print(Text(f"{visible(cell.name)}: {visible(note)}", style="yellow"))
 
 
 def cells_table(cells: Sequence[Cell]) -> Table:
