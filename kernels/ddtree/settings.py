@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .control import ladder
+from .control.ladder import Ladder, default_widths, parse
 from .tree.definition import CODE_BITS, MAX_DEPTH, code_bits_needed
 
 ENV_BUDGET = "DDTREE_BUDGET"
@@ -52,12 +52,12 @@ class Settings:
         """Candidates per depth that a tree of this budget can use, vocabulary permitting."""
         return max(self.budget, 1)
 
-    def widths(self) -> ladder.Ladder:
+    def widths(self) -> Ladder:
         """Return the widths to verify in; raises ``ValueError`` where ``ladder`` is none."""
         if self.ladder:
-            limits = ladder.parse(self.ladder, self.budget, self.block_size)
-            return ladder.Ladder.of(limits, limits)
-        return ladder.Ladder.of(ladder.default_widths(self.budget, self.block_size))
+            limits = parse(self.ladder, self.budget, self.block_size)
+            return Ladder.of(limits, limits)
+        return Ladder.of(default_widths(self.budget, self.block_size))
 
     def as_dict(self) -> dict[str, Any]:
         """Return what a beacon shows."""

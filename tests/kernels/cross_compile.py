@@ -112,14 +112,16 @@ def kernels() -> list[tuple[str, Any, dict[str, str], dict[str, Any], dict[str, 
         **dict.fromkeys(("target", "seq_lens", "paths", "out_tokens", "accept_lens", "bonuses"), long),
         "commit_lens": "*i32",
         **dict.fromkeys(("new_seq_lens", "moved"), long),
+        "n": "i32",
     }
-    sizes = {"N": 65, "LANES": 128, "P": 16, "PATH": 16}
+    sizes = {"LANES": 128, "P": 16, "PATH": 16}
     found.append(("accept", triton_commit._accept, accept, sizes, {"num_warps": 1}))
     move = dict.fromkeys(("addresses", "row_bytes", "window", "paths", "accept_lens"), long)
-    sizes = {"N": 65, "P": 16, "PATH": 16, "WORDS": 256}
+    move["n"] = "i32"
+    sizes = {"P": 16, "PATH": 16, "WORDS": 256}
     found.append(("compact_kv", triton_commit._compact_kv, move, sizes, {"num_warps": 4}))
-    gather = {"rows": "*bf16", "paths": long, "out": "*bf16", "hidden": "i32", "row_stride": "i32"}
-    sizes = {"N": 65, "P": 16, "BLOCK": 1024}
+    gather = {"rows": "*bf16", "paths": long, "out": "*bf16", "hidden": "i32", "row_stride": "i32", "n": "i32"}
+    sizes = {"P": 16, "BLOCK": 1024}
     found.append(("gather_rows", triton_commit._gather_rows, gather, sizes, {"num_warps": 4}))
     prepare = {
         **dict.fromkeys(("roots", "seq_lens", "pool_indices"), long),

@@ -114,6 +114,27 @@ def virtual_slots(allocator: Any) -> bool:
     return any(getattr(allocator, name, None) is not None for name in ("translate_kv_loc", "translate_kv_loc_dense"))
 
 
+def captures_decode_graphs(server_args: Any) -> bool:
+    """Tell whether decode graphs are going to be captured."""
+    cfg = view(server_args)
+    graphs = getattr(cfg, "cuda_graph_config", None)
+    if graphs is None or isinstance(graphs, dict):
+        return not getattr(cfg, "disable_cuda_graph", False)
+    disabled = importlib.import_module("sglang.srt.model_executor.cuda_graph_config").Backend.DISABLED
+    return bool(graphs.decode.backend != disabled)
+
+
+def graph_runner_of_any_width() -> Any:
+    """Return the class of decode graph runners when it can be given a width, else ``None``."""
+    found = optional("sglang.srt.model_executor.runner.decode_cuda_graph_runner", "DecodeCudaGraphRunner")
+    return found if found is not None and "speculative_num_draft_tokens" in _parameters(found) else None
+
+
+def feature_layers(runner: Any) -> int:
+    """Return how many layers' hidden states the target gives the drafter (five where this release does not say)."""
+    return len(getattr(getattr(runner, "spec_aux_config", None), "dflash_target_layer_ids", None) or range(5))
+
+
 def captured_width(graphs: Any) -> int | None:
     """Return the tokens per request that a runner of decode graphs captures, whatever the field is called."""
     for name in ("captured_req_width", "num_tokens_per_bs", "num_tokens_per_req"):

@@ -103,7 +103,7 @@ def verify_batch(
 ) -> ForwardBatch:
     """Make the target's forward batch of a verify pass outside of serving.
 
-    ``rows`` ``[bs]``: rows of the request table; ``lens`` ``[bs]``: lengths, on the host; ``window`` ``[bs, N]``: slots.
+    ``rows`` ``[bs]``: rows of the request table; ``lens`` ``[bs]``: lengths (host); ``window`` ``[bs, N]``: slots.
     """
     return ForwardBatch(
         **compat.accepted(

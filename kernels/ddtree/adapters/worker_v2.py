@@ -77,6 +77,7 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         self._mask: torch.Tensor | None = None  # what the target's captured graphs read
         self._graph_bs = 0  # largest captured batch of the target
         self._verify_tail: Any = None  # what its graphs do after the forward
+        self.graphs: Any = None  # verify graphs by width
         self.chooser = Chooser(self.ddtree.budget, self.ddtree.depth, self.ddtree.auto)
         self.chooser.use(self.ddtree.widths())
         beacon.settings.update(algorithm="DDTREE", **self.ddtree.as_dict(), **self.ranks.as_dict())
@@ -154,6 +155,11 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
 
             self._verify_tail = VerifyTail(self.tail, self._buffers, self._committer, self._counters, max_bs)
             hooks.append(self._verify_tail.hook)
+        if on_gpu and compat.captures_decode_graphs(self.server_args) and compat.graph_runner_of_any_width():
+            from .ladder_graphs import VerifyGraphs
+
+            features = int(config.hidden_size) * compat.feature_layers(runner)
+            self.graphs = VerifyGraphs(runner, self.ddtree.widths(), self.block_size, features)
 
     def init_cuda_graphs(self) -> None:
         """Let the drafter's graphs build trees, and check the target's, which SGLang has captured before this."""
@@ -161,17 +167,17 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         graphs = compat.decode_graphs(runner)
         if graphs is not None:
             self._mask = graph_mask(runner.attn_backend)
-            self._graph_bs = self._buffers.graph_bs = int(graphs.max_bs)
+            self.chooser.use(self._capture_ladder())
+            self._graph_bs = self._buffers.graph_bs = max(
+                int(graphs.max_bs), *(self.graphs.plan.limits.values() if self.graphs is not None else (0,))
+            )
         if self._mask is not None:
             self.draft_model_runner.capture_tail_hooks.append(self.tail.capture_hook(self._mask))
         super().init_cuda_graphs()
         captured_at = time.perf_counter()
         self.ranks.must_equal("whether graphs were captured", (graphs is not None, self.tail.is_captured))
         if graphs is not None:
-            from .self_check import check_verify_graphs, log_readings
-
-            self.chooser.use(Ladder.of([self.ddtree.width]))
-            log_readings({width: check_verify_graphs(self, width) for width in self.chooser.ladder.widths})
+            self._check_and_measure()
         beacon.settings.update(
             verify_graphs_to_batch=self._graph_bs,
             draft_graphs=self.tail.is_captured,
@@ -179,6 +185,35 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
             self_check=graphs is not None,
         )
         self._tell_about_start(time.perf_counter() - captured_at)
+
+    def _capture_ladder(self) -> Ladder:
+        """Capture the narrower widths; SGLang has captured the widest. Without a runner for them it stays alone."""
+        if self.graphs is None:
+            return Ladder.of([self.ddtree.width])
+        self.graphs.capture()
+        beacon.settings.update(self.graphs.figures())
+        logger.info("DDTREE: verify graphs captured: %s.", self.graphs.figures())
+        ladder: Ladder = self.graphs.ladder
+        return ladder
+
+    def _check_and_measure(self) -> None:
+        """Check every width's graphs, then measure what they cost; nothing is served yet."""
+        from .self_check import check_verify_graphs, log_readings
+
+        readings = {}
+        for width in self.chooser.ladder.widths:
+            self._use_graphs(width)
+            readings[width] = check_verify_graphs(self, width)
+        log_readings(readings)
+        if self.graphs is not None:
+            from .verify_costs import measure
+
+            costs = measure(self.graphs, self.target_worker.model_runner)
+            beacon.settings["verify_costs"] = costs.rows()
+
+    def _use_graphs(self, width: int) -> None:
+        if self.graphs is not None:
+            self.graphs.use(width)
 
     def _tell_about_start(self, checks_s: float) -> None:
         """Record what the start cost, and begin to show counters wherever this server shows any."""
@@ -363,6 +398,7 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
     def _verify(self, batch: Any, draft_input: Any, tree: TreeBatch, mask: torch.Tensor, step: Step) -> Any:
         """Run the target over the trees; logits ``[bs * N, V]`` and hidden states ``[bs * N, H]`` come back."""
         host_lens, host_sum = self._host_lengths(batch, draft_input, step.window.shape[1])
+        self._use_graphs(step.window.shape[1])
         # Captured graphs read the buffer that holds the mask already: SGLang's copy into it is left one element to do.
         in_place = mask is self._mask and step.window.shape[0] <= self._graph_bs
         verify_input = make_verify_input(tree, mask[:1] if in_place else mask, self.ddtree.depth)

@@ -75,7 +75,7 @@ def accept_into(tree: TreeBatch, target: torch.Tensor, seq_lens: torch.Tensor, o
             out.commit_lens,
             out.new_seq_lens,
             out.moved,
-            N=width,
+            width,
             LANES=triton.next_power_of_2(width),
             P=path_width,
             PATH=triton.next_power_of_2(path_width),
@@ -136,7 +136,7 @@ def compact_kv_into(table: KvTable, window: torch.Tensor, path: torch.Tensor, ac
             window,
             path,
             accept_len,
-            N=width,
+            width,
             P=path.shape[1],
             PATH=triton.next_power_of_2(path.shape[1]),
             WORDS=_WORDS,
@@ -153,10 +153,10 @@ def compact_rows_into(rows: torch.Tensor, path: torch.Tensor, width: int, out: t
         hidden = rows.shape[1]
         block = min(1024, triton.next_power_of_2(hidden))
         grid = (triton.cdiv(hidden, block), bs * path_width)
-        _gather_rows[grid](rows, path, out, hidden, rows.stride(0), N=width, P=path_width, BLOCK=block, num_warps=4)
+        _gather_rows[grid](rows, path, out, hidden, rows.stride(0), width, P=path_width, BLOCK=block, num_warps=4)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def _accept(
     draft_token,
     parent,
@@ -170,25 +170,25 @@ def _accept(
     commit_lens,
     new_seq_lens,
     moved,
-    N: tl.constexpr,
+    n,
     LANES: tl.constexpr,
     P: tl.constexpr,
     PATH: tl.constexpr,
 ):
     """Program (request): one reduction per accepted node."""
     b = tl.program_id(0).to(tl.int64)
-    target += b * N
+    target += b * n
     lane = tl.arange(0, LANES)
-    inside = lane < N
-    above = tl.load(parent + b * N + lane, mask=inside, other=0).to(tl.int32)
-    token = tl.load(draft_token + b * N + lane, mask=inside, other=0)
-    real = tl.load(valid + b * N + lane, mask=inside, other=0).to(tl.int1)
+    inside = lane < n
+    above = tl.load(parent + b * n + lane, mask=inside, other=0).to(tl.int32)
+    token = tl.load(draft_token + b * n + lane, mask=inside, other=0)
+    real = tl.load(valid + b * n + lane, mask=inside, other=0).to(tl.int1)
     wanted = tl.load(target + above, mask=inside, other=0).to(tl.int64)
     # A child that carries what the target wants after its parent: at most one per parent. Others point nowhere.
     from_node = tl.where(real & (lane > 0) & (token == wanted), above, -1)
 
     step = tl.arange(0, PATH)
-    path = tl.where(step < P, tl.minimum(step, N - 1), 0)
+    path = tl.where(step < P, tl.minimum(step, n - 1), 0)
     count = 0
     child = tl.max(tl.where(from_node == 0, lane, 0), axis=0)
     while (child > 0) & (count < P - 1):
@@ -206,14 +206,14 @@ def _accept(
     tl.store(moved + b, tl.sum(((path != step) & (step <= count)).to(tl.int32), axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def _compact_kv(
     addresses,
     row_bytes,
     window,
     paths,
     accept_lens,
-    N: tl.constexpr,
+    n,
     P: tl.constexpr,
     PATH: tl.constexpr,
     WORDS: tl.constexpr,
@@ -228,8 +228,8 @@ def _compact_kv(
     if tl.sum(moves.to(tl.int32), axis=0) > 0:
         row_words = tl.load(row_bytes + buffer) // 8
         base = tl.load(addresses + buffer).to(tl.pointer_type(tl.int64))
-        source = tl.load(window + b * N + path, mask=moves, other=0).to(tl.int64)
-        target = tl.load(window + b * N + step, mask=moves, other=0).to(tl.int64)
+        source = tl.load(window + b * n + path, mask=moves, other=0).to(tl.int64)
+        target = tl.load(window + b * n + step, mask=moves, other=0).to(tl.int64)
         word = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
         cells = moves[:, None] & (word < row_words)[None, :]
         data = tl.load(base + source[:, None] * row_words + word[None, :], mask=cells, other=0)
@@ -237,11 +237,11 @@ def _compact_kv(
         tl.store(base + target[:, None] * row_words + word[None, :], data, mask=cells)
 
 
-@triton.jit
-def _gather_rows(rows, paths, out, hidden, row_stride, N: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["n"])
+def _gather_rows(rows, paths, out, hidden, row_stride, n, P: tl.constexpr, BLOCK: tl.constexpr):
     """Program (block of columns, request and path position)."""
     at = tl.program_id(1).to(tl.int64)
-    node = (at // P) * N + tl.load(paths + at)
+    node = (at // P) * n + tl.load(paths + at)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     kept = column < hidden
     tl.store(out + at * hidden + column, tl.load(rows + node * row_stride + column, mask=kept), mask=kept)
