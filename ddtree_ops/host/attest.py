@@ -261,9 +261,14 @@ def server_info(service: Service) -> Dict[str, Any]:
 
 
 def _numbers(state: Mapping[str, Any]) -> Dict[str, Any]:
-    return {
+    """Numbers, and which build the scheduler says it runs (the payload adds that where SGLang has a place for it)."""
+    found: Dict[str, Any] = {
         key: value for key, value in state.items() if isinstance(value, (int, float)) and not isinstance(value, bool)
     }
+    ours = state.get("ddtree")
+    if isinstance(ours, dict) and ours.get("build_id"):
+        found["build_id"] = str(ours["build_id"])
+    return found
 
 
 @verb("attest_disk")

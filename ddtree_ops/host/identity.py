@@ -72,6 +72,10 @@ def _ask(service: Service, expected: Expected, findings: List[str]) -> Dict[str,
         findings.append(
             "the server says it runs %s, not %s" % (says or "no speculation", expected.algorithm or "no speculation")
         )
+    for state in info.get("internal_states") or ():
+        build = str(state.get("build_id") or "")
+        if build and expected.build_id and build != expected.build_id:
+            findings.append("the server says it runs build %s, not %s" % (build[:12], expected.build_id[:12]))
     return info
 
 
