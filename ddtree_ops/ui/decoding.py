@@ -98,7 +98,7 @@ def _start(start: Mapping[str, Any]) -> list[Row]:
     seconds, memory = start.get("seconds") or {}, start.get("memory_gb") or {}
     if not seconds.get("process"):
         return []
-    graphs = sum(float(seconds.get(part) or 0) for part in ("target_graphs", "draft_graphs"))
+    graphs = sum(float(seconds.get(part) or 0) for part in ("target_graphs", "ladder_graphs", "draft_graphs"))
     text = f"{seconds['process']:.0f} s until its graphs were captured, {graphs:.1f} s of them for the capture"
     if memory.get("device_used"):
         text += f"; {memory['device_used']:.1f} of {memory['device']:.1f} GB of the GPU in use"

@@ -75,9 +75,10 @@ class DeviceCounters:
         self.layout = Layout(path_width, ranks)
         self._counts = torch.zeros(self.layout.size, dtype=torch.int64, device=device)
         self._is_cuda = self._counts.is_cuda
-        self._stream: Any = None
-        self._landing: torch.Tensor | None = None
-        self._early: Any = None
+        self._arrived: Any = None
+        if self._is_cuda:  # now, because pinning memory can wait for the device
+            self._stream = torch.cuda.Stream(device=device)
+            self._landing, self._early = (torch.zeros_like(self._counts, device="cpu").pin_memory() for _ in range(2))
 
     def count(
         self,
@@ -107,27 +108,21 @@ class DeviceCounters:
             return self.read()
         import torch
 
-        if self._early is None:
-            landing = torch.empty_like(self._counts, device="cpu").pin_memory()
-            landing.copy_(self._counts, non_blocking=True)
-            arrived = torch.cuda.Event()
-            arrived.record()
-            self._early = landing, arrived
-        landing, arrived = self._early
-        return shaped(self.layout, [int(value) for value in landing.tolist()]) if arrived.query() else None
+        if self._arrived is None:
+            self._early.copy_(self._counts, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+        return shaped(self.layout, self._early.tolist()) if self._arrived.query() else None
 
     def _fetch(self) -> list[int]:
         import torch
 
         if not self._is_cuda:
-            return [int(value) for value in self._counts.tolist()]
-        if self._landing is None:
-            self._stream = torch.cuda.Stream(device=self._counts.device)
-            self._landing = torch.empty_like(self._counts, device="cpu").pin_memory()
+            return list(map(int, self._counts.tolist()))
         with torch.cuda.stream(self._stream):
             self._landing.copy_(self._counts, non_blocking=True)
         self._stream.synchronize()
-        return [int(value) for value in self._landing.tolist()]
+        return list(map(int, self._landing.tolist()))
 
 
 def shaped(layout: Any, values: list[int]) -> dict[str, Any]:

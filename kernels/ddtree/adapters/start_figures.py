@@ -17,8 +17,11 @@ import torch
 from .. import beacon
 
 
-def record(worker: Any, self_check_s: float | None = None) -> dict[str, Any]:
-    """Collect the figures of a worker whose graphs are captured, and keep them in the beacon's settings."""
+def record(worker: Any, checks_s: float | None = None) -> dict[str, Any]:
+    """Collect the figures of a worker whose graphs are captured, and keep them in the beacon's settings.
+
+    ``checks_s``: the self-check of the verify graphs and the measurement of what each width costs.
+    """
     target, draft = worker.target_worker.model_runner, worker.draft_model_runner
     seconds = {
         "process": _process_age(),
@@ -26,7 +29,7 @@ def record(worker: Any, self_check_s: float | None = None) -> dict[str, Any]:
         "draft_weights": _figure(draft, "weight_load_time"),
         "target_graphs": _sum(target, "graph_time_usage"),
         "draft_graphs": _sum(draft, "graph_time_usage"),
-        "self_check": self_check_s,
+        "checks": checks_s,
     }
     memory = {
         "target_weights": _figure(target, "weight_load_mem_usage"),
@@ -36,6 +39,10 @@ def record(worker: Any, self_check_s: float | None = None) -> dict[str, Any]:
         "target_kv": _figure(getattr(target, "token_to_kv_pool", None), "mem_usage"),
         "draft_kv": _figure(getattr(draft, "token_to_kv_pool", None), "mem_usage"),
     }
+    graphs = getattr(worker, "graphs", None)
+    if graphs is not None:  # the narrower widths, captured beside SGLang's own
+        seconds["ladder_graphs"] = float(sum(graphs.seconds.values()))
+        memory["ladder_graphs"] = sum(graphs.bytes.values()) / (1 << 30)
     if torch.device(worker.device).type == "cuda":
         free, total = torch.cuda.mem_get_info()
         memory["reserved_by_torch"] = torch.cuda.memory_reserved() / (1 << 30)
