@@ -5,8 +5,8 @@
 ``DDTREE_TRACE_EVERY=1``        every n-th request, whole: a comparison needs all rounds of a request
 ``DDTREE_TRACE_BYTES=33554432`` a file that reaches this size becomes ``FILE.1`` (the one before it is dropped)
 
-Tracing copies tensors to the host and so synchronises; it is off by default and then costs one comparison per step. A
-file that cannot be written ends the tracing, never the server. Of the ranks of a tensor-parallel group the first writes.
+Tracing copies tensors to the host and so synchronises; it is off by default and then costs one comparison per step.
+A file that cannot be written ends the tracing, never the server. Of a tensor-parallel group the first rank writes.
 """
 
 from __future__ import annotations
