@@ -14,13 +14,13 @@ TESTHOST := tests/hosts/testhost.sh
 HOST_PYTHON := /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'
 ARGS ?=
 
-.PHONY: help test demo lint image layer packages clean
+.PHONY: help test demo lint image layer browser packages clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
 
 # Real hosts, wheels and the CPU server are made on first use and cached; without root on Linux those tests skip and say why.
-test: $(VENV)/.ready packages image layer
+test: $(VENV)/.ready packages image layer browser
 	@$(VENV)/bin/python -m pytest $(ARGS)
 
 demo: $(VENV)/.ready packages
@@ -38,6 +38,10 @@ layer: packages
 	@if [ -z "$(DDTREE_TEST_LAYER)" ] && bash $(TESTHOST) check >/dev/null 2>&1 && $(HOST_PYTHON); then \
 	  mkdir -p $(CACHE)/layers && bash tests/sglang_cpu/make_env.sh $(LAYER) >/dev/null || { rc=$$?; \
 	  [ $$rc != 3 ] || echo "that is: TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu make test" >&2; exit $$rc; }; fi
+
+# A headless Chromium that opens report.html: Debian's package, about 10 s, once.
+browser:
+	@bash tests/reports/install_chromium.sh
 
 packages:
 	@bash tests/hosts/install_packages.sh

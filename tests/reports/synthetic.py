@@ -27,7 +27,7 @@ HOSTILE = "</script><svg onload=alert(1)><img src=x onerror=alert(2)>"
 
 def law(budget: int | None, regime: str) -> float:
     """Tokens per verify step."""
-    base = {"chat": 2.1, "code": 3.0, "math": 2.6}[regime]
+    base = {"chat": 2.1, "code": 3.0}.get(regime, 2.6)
     return base if budget is None else base * (1 + 0.16 * math.log2(1 + budget / 6))
 
 
@@ -48,12 +48,13 @@ class Maker:
         arms: Sequence[str] = ("ar", "dflash", "ddtree"),
         target: str = "/models/Example-8B-Instruct",
         gpu: str = "Example GPU 80GB",
+        words: Sequence[str] = WORDS,
         slow: float = 1.0,
         seed: int = 1,
     ) -> None:
         self.random = random.Random(seed)
         self.budgets, self.concurrency, self.regimes, self.arms = budgets, concurrency, regimes, arms
-        self.target, self.gpu, self.slow = target, gpu, slow
+        self.target, self.gpu, self.slow, self.words = target, gpu, slow, words
 
     def manifest(self) -> results.Manifest:
         """Conditions and plan of the made-up run."""
@@ -124,7 +125,13 @@ class Maker:
                 for arm, budget in settings:
                     for regime in self.regimes:
                         warm = spoil and (arm, budget, regime, concurrency) == ("ddtree", 64, "code", 4)
-                        broken = spoil and (arm, budget, regime, concurrency, start) == ("dflash", None, "math", 16, 2)
+                        broken = spoil and (arm, budget, regime, concurrency, start) == (
+                            "dflash",
+                            None,
+                            self.regimes[-1],
+                            self.concurrency[-1],
+                            2,
+                        )
                         for index, kind in enumerate(("warmup", "warmup", "measured", "measured")):
                             found.append(self.row(arm, budget, regime, concurrency, start, index, kind, warm, broken))
         return found
@@ -158,7 +165,7 @@ class Maker:
                     id=f"{regime}/{number + 1}",
                     ok=not failed,
                     outcome="timeout" if failed else "ok",
-                    error="no byte for 120 s" if failed else None,
+                    error=f"no byte for 120 s from {self.target}" if failed else None,
                     tokens=0 if failed else 128,
                     total_s=total,
                     ttft_s=0.02 * self.random.uniform(0.9, 1.4),
@@ -349,7 +356,7 @@ class Maker:
             emitted=[*(tree.token[node] for node in path[1:]), bonus],
             bonus_out=bonus,
             extra={
-                "texts": [WORDS[token % len(WORDS)] for token in tree.token],
-                "bonus_text": WORDS[bonus % len(WORDS)],
+                "texts": [self.words[token % len(self.words)] for token in tree.token],
+                "bonus_text": self.words[bonus % len(self.words)],
             },
         )

@@ -47,11 +47,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool = Fa
 
 def _head(report: Report) -> list[str]:
     summary = report.summary
-    lines = [f"**{md(line)}**" if index == 0 else md(line) for index, line in enumerate(summary.headline)]
+    lines = [f"**{md(line)}**" for line in document.headline(summary)]
     notes = [*report.notes, *(summary.why if summary.verdict != "ok" else ())]
     return [
-        *(line + "  " for line in lines),
-        "",
+        *(part for line in lines for part in (line, "")),
         f"# DDTREE bench: {md(report.title)}",
         "",
         f"Verdict: **{summary.verdict}**. {md(report.manifest.created)}, host {md(report.manifest.host)}.",
