@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 
 from .schema import Interval, Percentiles
 from .stats import quantile
 
 RESAMPLES = 1000
 LEVEL = 0.95
+
+_ABOVE, _BELOW = itemgetter(0), itemgetter(1)
 
 Groups = Sequence[Sequence[float]]
 
@@ -74,7 +77,8 @@ def ratio_of_medians(above: Groups, below: Groups, seed: str) -> Interval | None
 
 
 def _redrawn(groups: Groups, draw: random.Random) -> list[float]:
-    return [value for group in draw.choices(groups, k=len(groups)) for value in draw.choices(group, k=len(group))]
+    drawn = draw.choices(groups, k=len(groups)) if len(groups) > 1 else groups
+    return [value for group in drawn for value in (draw.choices(group, k=len(group)) if len(group) > 1 else group)]
 
 
 def _flat(groups: Groups) -> list[float]:
@@ -88,7 +92,7 @@ def _median(values: Sequence[float]) -> float:
 
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> float | None:
-    return _divided(sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs))
+    return _divided(sum(map(_ABOVE, pairs)), sum(map(_BELOW, pairs)))
 
 
 def _divided(above: float, below: float) -> float | None:
