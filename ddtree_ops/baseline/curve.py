@@ -119,7 +119,8 @@ def _regime(request: Request) -> str:
 
 
 def _regimes(pairs: Rows) -> list[str]:
-    return [ALL, *sorted({_regime(request) for request, _ in pairs} - {"", ALL})]
+    found = {_regime(request) for request, _ in pairs} - {"", ALL}
+    return [ALL, *sorted(found)] if len(found) > 1 else [ALL]
 
 
 def _point(scheme: str, regime: str, pairs: list[tuple[float, float]]) -> OfflinePoint | None:

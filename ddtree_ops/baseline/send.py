@@ -23,7 +23,7 @@ _PACKAGE = Path(__file__).resolve().parent
 _ROOT = _PACKAGE.parent
 _MODULES = ("__init__", "errors", "resources", "baseline/__init__", "baseline/trees", "baseline/tolerance")
 OnEvent = Callable[[dict[str, Any]], None]
-STATUS_UNSUPPORTED, STATUS_CONTROL = 2, 8
+STATUS_CONTROL = 8
 
 
 def program() -> dict[str, str]:
@@ -87,10 +87,11 @@ def record(
     status, said = int(done["status"]), [line for line in done["stderr"] if line.strip()]
     if status in (0, STATUS_CONTROL):
         return GateFailed.exit_code if status else 0
+    reason = _reason(said)
     raise Refused(
-        _reason(said) or f"the offline decoder ended with status {status}",
+        reason or f"the offline decoder ended with status {status}",
         where=python,
-        why="" if status == STATUS_UNSUPPORTED else "\n".join(said[-4:]),
+        why="" if reason else "\n".join(said[-4:]),
         next_step="nothing was changed; --python names another interpreter, --target and --drafter other models",
         code="offline_failed",
     )
@@ -109,7 +110,7 @@ def _reason(said: Sequence[str]) -> str:
     missing = [line for line in errors if line.startswith("ModuleNotFoundError")]
     if missing:
         return f"the interpreter lacks what the offline decoder needs: {missing[-1].split(': ', 1)[1]}"
-    return errors[-1].removeprefix("error: ") if errors else (said[-1] if said else "")
+    return errors[-1].removeprefix("error: ") if errors else ""
 
 
 def fetch_trace(link: Link, path: str, out: IO[str], *, most_bytes: int = 256 << 20) -> dict[str, Any]:

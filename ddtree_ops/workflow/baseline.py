@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ..cli import Context
 
 MOST_BUDGET = 1023
+_LOCAL_VARIABLES = ("PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "OMP_NUM_THREADS")
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def record(context: Context, wanted: Wanted) -> int:
                 python=python,
                 prompts=send.prompt_lines(prompts, raw=wanted.raw),
                 argv=argv,
-                env=dict(host.service.environment),
+                env=_environment(host, wanted.local),
                 on_event=progress.event,
             )
     found = traces.load(wanted.out)
@@ -123,6 +125,14 @@ def _interpreter(link: Link, host: Host, beside: Path | None) -> str:
     if facts.deployment is not None:
         return facts.deployment.environment
     return look(link, host, beside).live.environment
+
+
+def _environment(host: Host, local: bool) -> dict[str, str]:
+    """The service's own variables and GPUs; with ``--local`` what this shell says of Python, libraries and GPUs."""
+    if local:
+        return {name: os.environ[name] for name in _LOCAL_VARIABLES if name in os.environ}
+    gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, host.service.gpus))} if host.service.gpus else {}
+    return {**gpus, **host.service.environment}
 
 
 def _arguments(wanted: Wanted, host: Host) -> list[str]:
