@@ -35,6 +35,8 @@ ENV_COMPARE = "DDTREE_COMPARE_RANKS"
 AGREE_EVERY = 4
 """Steps between two exchanges of the host's choices; what the first rank wants holds one to two exchanges later."""
 
+_NOTHING = (-1, 0)  # the automatic controller was not asked
+
 
 class Ranks:
     """The tensor-parallel group of a worker. With one rank every method is the identity and nothing is exchanged."""
@@ -117,10 +119,11 @@ class Ranks:
         budget, mode = control.budget, control.mode
         if self.size > 1:
             followed = chooser.automatic if isinstance(chooser.automatic, Followed) else None
-            wish = (*_encode(budget, mode), *(followed.wish(batch, self.is_first) if followed else (0, 0)))
+            is_asked = followed is not None and self.is_first and chooser.wants_automatic(budget, mode)
+            wish = (*_encode(budget, mode), *(followed.wish(batch) if followed and is_asked else _NOTHING))
             budget, mode, *automatic = _decode(self.agree(wish))
-            if followed:
-                followed.agreed = (automatic[0], bool(automatic[1]))
+            if followed and tuple(automatic) != _NOTHING:
+                followed.agreed = (automatic[0], automatic[1])
         return chooser.choose(batch, budget, mode, most_requested)
 
     def agree(self, wish: Sequence[int]) -> tuple[int, ...]:
@@ -157,19 +160,17 @@ class Followed:
 
     def __init__(self, controller: Any, chooser: Chooser) -> None:
         self._controller, self._chooser = controller, chooser
-        self.agreed = (0, False)
+        self.agreed = (0, 1)  # a chain of no drafts until the first rank has said something
 
-    def wish(self, batch: int, is_first: bool) -> tuple[int, int]:
-        """Return what the first rank's controller wants for a batch: budget, and 1 for a chain."""
-        if not is_first:
-            return 0, 0
+    def wish(self, batch: int) -> tuple[int, int]:
+        """Return what this rank's controller wants for a batch: budget, and 1 for a chain plus 2 for a probe."""
         choice = self._controller.choose(batch)
-        return choice.budget, int(choice.chain)
+        return choice.budget, int(choice.chain) + 2 * (choice.reason == "probe")
 
     def choose(self, batch: int) -> Choice:
         """Return the agreed choice in the width that holds it at this batch."""
-        budget, chain = self.agreed
-        return self._chooser.fixed(batch, budget, chain, "cost")
+        budget, form = self.agreed
+        return self._chooser.fixed(batch, budget, bool(form & 1), "probe" if form & 2 else "cost")
 
 
 class Agreement:

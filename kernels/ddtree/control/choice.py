@@ -57,8 +57,7 @@ class Chooser:
         ``budget`` and ``mode`` are the control file's (``None`` and ``tree`` without one), ``most_requested`` is the
         largest budget that a request of the batch asks for (``None`` as soon as one asks for nothing).
         """
-        is_auto = budget == AUTO or (budget is None and self._starts_auto)
-        if is_auto and mode != "chain" and self.automatic is not None:
+        if self.automatic is not None and self.wants_automatic(budget, mode):
             found = self.automatic.choose(batch)
             if most_requested is None or most_requested >= found.budget:
                 return found
@@ -68,6 +67,10 @@ class Chooser:
         if most_requested is not None and most_requested < most:
             most, reason = most_requested, "request"
         return self.fixed(batch, most, mode == "chain", reason)
+
+    def wants_automatic(self, budget: int | str | None, mode: str) -> bool:
+        """Tell whether start and control file leave the choice to the automatic controller."""
+        return mode != "chain" and (budget == AUTO or (budget is None and self._starts_auto))
 
     def fixed(self, batch: int, budget: int, chain: bool, reason: str) -> Choice:
         """Return trees of at most ``budget`` nodes, or chains, in the narrowest width that holds them at this batch."""
