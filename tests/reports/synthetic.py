@@ -19,6 +19,7 @@ import msgspec
 from ddtree_ops.bench import intervals, results
 from ddtree_ops.bench.definitions import DEFINITIONS
 from ddtree_ops.bench.schema import Offline, OfflinePoint
+from ddtree_ops.jsontext import json_bytes
 from tests.kernels.payload import heap, trace, walk
 
 REGIMES = ("chat", "code", "math")
@@ -102,9 +103,8 @@ class Maker:
     def write(self, path: Path, *, spoil: bool = True) -> results.Folder:
         """The whole folder; ``spoil``: one cell was served from a warm prefix cache, one request failed."""
         folder = results.create(path, self.manifest())
-        for row in self.rows(spoil):
-            folder.append(results.judged(row, folder.manifest.plan))
-        rows = folder.rows()
+        rows = [results.judged(row, folder.manifest.plan) for row in self.rows(spoil)]
+        folder.write("rows.jsonl", b"".join(json_bytes(row) + b"\n" for row in rows))
         with mock.patch.object(intervals, "RESAMPLES", 60):  # intervals as wide, in a tenth of the time
             folder.save("summary", results.summarise(folder.manifest, rows))
         folder.save("acceptance", self.timed(results.acceptance(rows)))
