@@ -40,7 +40,7 @@ HOOK = re.compile(
 
 
 @contextlib.contextmanager
-def server(tree: Path, log: Path, **variables: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def server(tree: Path, log: Path, *flags: str, **variables: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Start a DDTREE server in a process group of its own; ends it afterwards."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -51,6 +51,7 @@ def server(tree: Path, log: Path, **variables: str) -> Iterator[tuple[subprocess
         "--speculative-num-draft-tokens", "33", "--attention-backend", "triton", "--sampling-backend", "pytorch",
         "--grammar-backend", "none", "--max-total-tokens", "32768", "--context-length", "2048",
         "--max-running-requests", "16", "--disable-prefill-cuda-graph", "--cuda-graph-bs-decode", "1", "2", "4", "8",
+        *flags,
     ]  # fmt: skip
     path = os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])
     with log.open("wb") as output:

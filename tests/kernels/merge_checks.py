@@ -70,6 +70,15 @@ def all_ranks(
     return results
 
 
+def unsplit(logits: torch.Tensor, count: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and log-probabilities of the whole vocabulary, by what serves it on this device."""
+    if device == "cpu":
+        return topk.candidates(logits, count)[:2]
+    found = triton_topk.make_buffers(logits.shape[0], count, logits.shape[1], device)
+    triton_topk.candidates_into(logits.to(device), found)
+    return found.ids.cpu(), found.log_probs.cpu()
+
+
 def _cases(large: bool) -> list[tuple[list[int], int, int]]:
     """(cuts, most rows of a rank, K): uneven shards, K above a shard, a rank of padding only, one-token shards."""
     cases = [
@@ -99,7 +108,7 @@ def check_candidates_equal_the_unsplit_ones(device: str, large: bool) -> None:
         for kind in KINDS:
             for dtype in (torch.float32, torch.bfloat16):
                 logits = make_logits(generator, (3, cuts[-1]), kind).to(dtype)
-                ids, log_probs, _ = topk.candidates(logits, min(count, cuts[-1]))
+                ids, log_probs = unsplit(logits, min(count, cuts[-1]), device)
                 where = (cuts, count, kind, dtype)
                 ranks = all_ranks(logits, shards_of(cuts, most_rows), count, device)
                 for found in ranks:
