@@ -54,9 +54,11 @@ def compare(a: Trace, b: Trace) -> Comparison:
     return Comparison(a=str(a.path), b=str(b.path), prompts=len(matched), dtype=dtype, levels=levels)
 
 
-def greedy(one: Round) -> bool:
-    """Whether the target's tokens are its best ones."""
-    return float(one.extra.get("temperature") or 0.0) <= 0.0
+def _chosen_freely(one: Round) -> str:
+    """Why the target's tokens are not simply its best ones; "" when they are."""
+    if float(one.extra.get("temperature") or 0.0) > 0.0:
+        return "sampled, not greedy"
+    return "logits adjusted by the request (penalties, bias, grammar)" if one.extra.get("adjusted") else ""
 
 
 # -- L0 --
@@ -229,8 +231,9 @@ def _l2(a: Trace, b: Trace, matched: list[Matched], dtype: str) -> Level:
                     tally.add(_within("L2", name, request, one, problem))
     for pair in matched:
         for one, other in pair.rounds():
-            if not (greedy(one) and greedy(other)):
-                tally.skip("sampled, not greedy")
+            reason = _chosen_freely(one) or _chosen_freely(other)
+            if reason:
+                tally.skip(reason)
                 continue
             ours, theirs = Nodes(one), Nodes(other)
             for path in [path for path in ours.paths if path in theirs.index]:
@@ -270,10 +273,14 @@ def _l3(matched: list[Matched], dtype: str) -> Level:
     tally = Tally("L3", "outputs")
     tokens = 0
     for pair in matched:
-        if not all(greedy(one) for side in (pair.a, pair.b) for one in side.rounds):
-            tally.skip("sampled, not greedy")
+        reasons = {_chosen_freely(one) for one in _all(pair)} - {""}
+        if reasons:
+            tally.skip(reasons.pop())
             continue
         tally.checked += 1
+        late = sum(len(side.rounds) - len(side.run) for side in (pair.a, pair.b))
+        if late:
+            tally.skip("rounds after a gap (retracted, or not recorded)", late)
         tokens += pair.equal
         if not pair.differs:
             continue
@@ -294,7 +301,7 @@ def _l3(matched: list[Matched], dtype: str) -> Level:
 def _chosen(request: Request, index: int) -> tuple[Round | None, int]:
     """The round and the node after which the new token ``index`` was chosen; no round for the prefill's own."""
     at = 1
-    for one in request.rounds:
+    for one in request.run:
         if at <= index < at + len(one.emitted):
             return one, one.accepted[index - at]
         at += len(one.emitted)
@@ -340,5 +347,5 @@ def _budget(one: Round) -> int:
 
 def _lengths(request: Request, budget: int) -> tuple[float, float]:
     """Tokens and verify steps of a request; of a wider tree only what the first ``budget`` nodes would have given."""
-    tokens = sum(sum(node <= budget for node in one.accepted) for one in request.rounds)
-    return float(tokens), float(len(request.rounds))
+    tokens = sum(sum(node <= budget for node in one.accepted) for one in request.run)
+    return float(tokens), float(len(request.run))

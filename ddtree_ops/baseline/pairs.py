@@ -39,8 +39,8 @@ class Matched:
     def rounds(self) -> Iterator[tuple[Round, Round]]:
         """Pairs of rounds with the same context: they start at the same place, before the first difference."""
         first = self.a.rounds[0].start if self.a.rounds else 0
-        theirs = {one.start: one for one in self.b.rounds}
-        for one in self.a.rounds:
+        theirs = {one.start: one for one in self.b.run}
+        for one in self.a.run:
             if one.start in theirs and one.start - first < self.equal:
                 yield one, theirs[one.start]
 

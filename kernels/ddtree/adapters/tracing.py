@@ -100,6 +100,8 @@ class Tracer:
             size = int(tree.valid[b].sum())
             steps = int(accepted.accept_len[b]) + 1
             extra = {"temperature": _temperature(req), **_shape(tail, b, int(seq_lens[b]), ids.shape[1])}
+            if _adjusted(req):
+                extra["adjusted"] = True
             if best is not None:
                 top = best[b, :size].float().topk(2, dim=-1).values
                 extra["top"] = [round(value, 6) for value in top[:, 0].tolist()]
@@ -177,6 +179,18 @@ def _temperature(req: Any) -> float:
     if params is None or getattr(params, "top_k", 1) == 1:
         return 0.0
     return float(getattr(params, "temperature", 0.0))
+
+
+def _adjusted(req: Any) -> bool:
+    """Whether the request changes the target's logits (penalties, bias, grammar): its choices are not the model's."""
+    params = getattr(req, "sampling_params", None)
+    neutral = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0}
+    return (
+        any(getattr(params, name, value) != value for name, value in neutral.items())
+        or bool(getattr(params, "logit_bias", None))
+        or bool(getattr(req, "custom_logit_processor", None))
+        or getattr(req, "grammar", None) is not None
+    )
 
 
 def _shape(tail: DraftTail | None, b: int, seq_len: int, depths: int) -> dict[str, Any]:

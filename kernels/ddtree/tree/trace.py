@@ -82,7 +82,8 @@ class TraceRound:
     have one entry per node, root first, padding left out; ``accepted`` holds node indices, root first; ``start`` is
     the number of committed tokens before the round.
 
-    ``extra`` may hold ``mode`` (tree, chain, linear, ar), ``budget`` and ``depth_limit`` of this tree, ``temperature``;
+    ``extra`` may hold ``mode`` (tree, chain, linear, ar), ``budget`` and ``depth_limit`` of this tree, ``temperature``,
+    ``adjusted`` (true where penalties, a bias or a grammar changed the target's logits);
     ``gap`` and ``top``, per node, the distance of the target's two best logits and the best one itself; ``t_us``.
     """
 
