@@ -33,15 +33,18 @@ from ..build.merge import ShardedCandidates
 from ..build.shape import ANY_RANK, Shape
 from ..build.step import Step, StepBuffers
 from ..build.torch_builder import TreeBatch
+from ..control.auto import Auto
 from ..control.choice import Choice, Chooser
+from ..control.costs import CostTable
 from ..control.ladder import Ladder
 from ..tree.trace import TraceHeader
 from . import compat, grammar, logprobs, server_info, start_figures, timing
 from .commit import Committer, Outcome
 from .draft_tail import DraftTail, Found
 from .first_token import FirstTokens
+from .ladder_auto import AutoBudget
 from .logits import adjust
-from .parallel import Ranks
+from .parallel import Followed, Ranks
 from .request_state import RequestState
 from .sampling import target_tokens
 from .tracing import tracer_from_environment
@@ -78,6 +81,7 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         self._graph_bs = 0  # largest captured batch of the target
         self._verify_tail: Any = None  # what its graphs do after the forward
         self.graphs: Any = None  # verify graphs by width
+        self.auto: AutoBudget | None = None  # what the automatic budget learns from
         self.chooser = Chooser(self.ddtree.budget, self.ddtree.depth, self.ddtree.auto)
         self.chooser.use(self.ddtree.widths())
         beacon.settings.update(algorithm="DDTREE", **self.ddtree.as_dict(), **self.ranks.as_dict())
@@ -176,8 +180,8 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         super().init_cuda_graphs()
         captured_at = time.perf_counter()
         self.ranks.must_equal("whether graphs were captured", (graphs is not None, self.tail.is_captured))
-        if graphs is not None:
-            self._check_and_measure()
+        costs = self._check_and_measure() if graphs is not None else CostTable({})
+        self._start_auto(costs)
         beacon.settings.update(
             verify_graphs_to_batch=self._graph_bs,
             draft_graphs=self.tail.is_captured,
@@ -196,7 +200,7 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         ladder: Ladder = self.graphs.ladder
         return ladder
 
-    def _check_and_measure(self) -> None:
+    def _check_and_measure(self) -> CostTable:
         """Check every width's graphs, then measure what they cost; nothing is served yet."""
         from .self_check import check_verify_graphs, log_readings
 
@@ -205,11 +209,27 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
             self._use_graphs(width)
             readings[width] = check_verify_graphs(self, width)
         log_readings(readings)
-        if self.graphs is not None:
-            from .verify_costs import measure
+        if self.graphs is None:
+            return CostTable({})
+        from .verify_costs import measure
 
-            costs = measure(self.graphs, self.target_worker.model_runner)
-            beacon.settings["verify_costs"] = costs.rows()
+        costs = measure(self.graphs, self.target_worker.model_runner)
+        beacon.settings["verify_costs"] = costs.rows()
+        return costs
+
+    def _start_auto(self, costs: CostTable) -> None:
+        """Make the automatic controller ready; it is asked when the start or the control file wants it."""
+        controller = Auto(self.chooser.ladder, costs, self.block_size, self.ddtree.budget)
+        if self.ranks.is_first:
+            max_bs = int(self.target_worker.model_runner.req_to_token_pool.size)
+            self.auto = AutoBudget(controller, max_bs, self._path_width, self.device)
+        automatic = controller if self.ranks.size == 1 else Followed(controller, self.chooser)
+        self.chooser.use(self.chooser.ladder, automatic)
+
+    def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0, **_: Any) -> None:
+        """Take what SGLang tells when a step's accepted lengths have come to the host."""
+        if self.auto is not None:
+            self.auto.completed(num_correct_drafts_per_req, batch_size or len(num_correct_drafts_per_req))
 
     def _use_graphs(self, width: int) -> None:
         if self.graphs is not None:
@@ -237,6 +257,8 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
 
     def _prefill(self, batch: Any, on_publish: Any, kwargs: dict[str, Any]) -> Any:
         """Run a batch through DFLASH's own prefill, so that it gives requests what decoding will give them."""
+        if self.auto is not None:
+            self.auto.interrupted()
         with self.requests.prefilling(batch, self._first_tokens), logprobs.through_prefill(batch):
             result = super().forward_batch_generation(batch, on_publish=on_publish, **kwargs)
         if not batch.forward_mode.is_idle() and self._must_see_logits(batch):
@@ -284,6 +306,8 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
             self._add_logprobs(batch, logits_output, done.target, done.outcome)
             self._trace(batch, found, tree, done.target, done.outcome, logits_output)
             self.ranks.compare_step(tree, done.target, done.outcome)
+            if self.auto is not None:
+                self.auto.launched(bs, choice, tree, done.outcome.accepted.path)
             logits_output.hidden_states = None
             return self._result(target_out, done.outcome, keep=True)
         timing.passed("verify")
@@ -306,6 +330,8 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         self._add_logprobs(batch, logits_output, target, outcome)
         self._trace(batch, found, tree, target, outcome, logits_output)
         self.ranks.compare_step(tree, target, outcome)
+        if self.auto is not None:
+            self.auto.launched(bs, choice, tree, outcome.accepted.path)
         return self._result(target_out, outcome)
 
     @staticmethod
@@ -318,6 +344,8 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
         control = beacon.control
         choice = self.ranks.choose(self.chooser, bs, control, self.tail.most_requested)
         self.tail.set_shape(Shape(choice.width, choice.budget, 1 if choice.chain else ANY_RANK))
+        if self.auto is not None:
+            self.auto.began(bs, choice)
         metrics.host.count_step(choice.width, choice.budget, "chain" if choice.chain else "tree", choice.reason)
         return choice
 
