@@ -20,6 +20,7 @@ ARMS: tuple[Arm, ...] = ("ar", "dflash", "ddtree")
 ALGORITHMS: Mapping[str, Algorithm] = {"ar": "NONE", "dflash": "DFLASH", "ddtree": "DDTREE"}
 TITLES = {"ar": "plain decoding", "dflash": "DFLASH", "ddtree": "DDTREE"}
 TRACE_FILE = "trace.jsonl"
+LADDER = "DDTREE_LADDER"  # verify widths that the server captures: budget + 1 each
 
 #: Server arguments that SGLang resolves per algorithm and that must be equal; each is also a flag of the same name.
 PINNED = (
@@ -82,7 +83,7 @@ def arm_spec(
     """The service of an arm.
 
     Args:
-        budgets: Of the DDTREE arm: one server is started for the largest, with all of them in its ladder.
+        budgets: Of the DDTREE arm: one server is started for the largest, with the widths of all in its ladder.
         pins: Flags from :func:`pins`, for the arms that are not the reference.
         trace_rounds: Above 0 the DDTREE arm writes so many rounds of ``ddtree-trace/1`` into its run folder.
     """
@@ -99,16 +100,18 @@ def arm_spec(
     if not deployed.working_directory:
         values["working_directory"] = ""  # the arm's own run folder
     if arm == "ddtree":
-        values["budget"] = max(budgets, default=deployed.budget)
+        values.update(budget=max(budgets, default=deployed.budget), auto_budget=deployed.auto_budget and not budgets)
     spec = ArmSpec(**values)
     if arm != "ddtree":
         return spec
-    more = {}
-    if len(budgets) > 1 and "DDTREE_LADDER" not in deployed.environment:
-        more["DDTREE_LADDER"] = ",".join(str(budget) for budget in sorted(set(budgets)))
+    environment = dict(spec.environment)
+    if budgets:
+        environment.pop(LADDER, None)  # the deployed one is for the deployed budget
+    if len(set(budgets)) > 1:
+        environment[LADDER] = ",".join(str(budget + 1) for budget in sorted(set(budgets)))
     if trace_rounds:
-        more |= {"DDTREE_TRACE": f"{spec.run_dir}/{TRACE_FILE}", "DDTREE_TRACE_ROUNDS": str(trace_rounds)}
-    return msgspec.structs.replace(spec, environment={**spec.environment, **more})
+        environment.update(DDTREE_TRACE=f"{spec.run_dir}/{TRACE_FILE}", DDTREE_TRACE_ROUNDS=str(trace_rounds))
+    return msgspec.structs.replace(spec, environment=environment)
 
 
 def pins(reference: Mapping[str, Any], extra_args: Iterable[str], may_differ: Iterable[str] = ()) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from .protocol import Emit, HostError, verb
 from .runner import Service, service_of
 
 CONTROL = "control.json"
+AUTO = "auto"
 
 
 def counters_of(service: Service) -> Row:
@@ -51,29 +52,32 @@ def settings_of(service: Service) -> Row:
     return found
 
 
-def set_budget(service: Service, budget: int, timeout: float = 10.0) -> Row:
+def set_budget(service: Service, budget: Any, timeout: float = 10.0) -> Row:
     """Use at most ``budget`` draft nodes from now on, without a restart; the captured width is the upper limit.
+    ``"auto"``: the server chooses by cost at every step.
 
     Raises:
         HostError: ``budget_above_captured`` for a larger tree than the service was started with.
     """
-    captured = int(settings_of(service).get("budget") or 0)
+    settings = settings_of(service)
+    captured = int(settings.get("budget") or 0)
     if not captured:
         raise HostError(
             "not_ddtree", "no process of %s reports a budget" % service.unit, next="ddtree-ops verify", exit=9
         )
-    if budget > captured:
+    if budget != AUTO and budget > captured:
         raise HostError(
             "budget_above_captured",
             "the service was started for a budget of %d; %d needs a wider verify step" % (captured, budget),
             next="set `budget: %d` in the inventory and deploy again" % budget,
         )
     path = os.path.join(service.run_dir, CONTROL)
-    if budget == captured:
+    own = budget == (AUTO if settings.get("auto") else captured)  # what it was started with
+    if own:
         durable.discard(path)
     else:
         durable.replace_json(path, {"budget": budget}, 0o644)
-    wanted = None if budget == captured else budget
+    wanted = None if own else budget
     deadline = time.monotonic() + timeout
     while True:
         seen = [dict(beacon.get("control") or {}) for beacon in live_beacons(service.run_dir).values()]
@@ -82,7 +86,7 @@ def set_budget(service: Service, budget: int, timeout: float = 10.0) -> Row:
         if time.monotonic() > deadline:
             raise HostError(
                 "budget_not_taken",
-                "the processes did not take the budget of %d" % budget,
+                "the processes did not take the budget of %s" % budget,
                 where=path,
                 next="ddtree-ops restart",
                 exit=9,
@@ -93,5 +97,6 @@ def set_budget(service: Service, budget: int, timeout: float = 10.0) -> Row:
 
 @verb("set_budget")
 def set_budget_verb(params: Params, emit: Emit) -> Params:
-    """``service``, ``budget``: lower the budget of the running service, or set it back to what it was started with."""
-    return set_budget(service_of(params), int(params.get("budget") or 0))
+    """``service``, ``budget`` (a number or "auto"): of the running service, up to what it was started with."""
+    asked = params.get("budget")
+    return set_budget(service_of(params), asked if asked == AUTO else int(asked or 0))

@@ -103,8 +103,11 @@ class Job:
     def run(self) -> Outcome:
         """Ask, measure, bring back, conclude."""
         book = bench_plan.gates_for(self._gate_file(), self.wanted, self.spec.budget)
-        folder = self._folder()
+        now = self._manifest()
+        folder = self._resumed(open_folder(self.options.resume), now) if self.options.resume is not None else None
         consent(self.context, self.options.yes, self._question())
+        folder = folder or create(self.options.out or self._default_folder(), now)
+        self.context.output.detail(1, f"results: {folder.path}")
         started = time.monotonic()
         output = self.context.output
         bars = Bars(output, self.host.name, silent=output.json and output.verbosity < 1)
@@ -134,8 +137,9 @@ class Job:
 
     # -- the folder --
 
-    def _folder(self) -> Folder:
-        now = manifest(
+    def _manifest(self) -> Manifest:
+        """What the result folder of this run would begin with."""
+        return manifest(
             self.link,
             self.facts,
             self.host.name,
@@ -144,12 +148,6 @@ class Job:
             build_id=self.deployment.build_id,
             dtype=self.dtype,
         )
-        if self.options.resume is None:
-            folder = create(self.options.out or self._default_folder(), now)
-        else:
-            folder = self._resumed(open_folder(self.options.resume), now)
-        self.context.output.note(f"results: {folder.path}")
-        return folder
 
     def _default_folder(self) -> Path:
         return Path("bench-results") / f"{self.host.name}-{time.strftime('%Y%m%dT%H%M%S')}"
@@ -253,7 +251,8 @@ class Job:
             part for part in (error.why, f"{back}; {rounds} rounds are kept in {folder.path}") if part
         )
         again = f"ddtree-ops bench --resume {folder.path} goes on where it stopped"
-        error.next_step = f"{error.next_step}; {again}" if error.next_step else again
+        known = "" if isinstance(error, Interrupted) and error.reason != "stopped" else error.next_step
+        error.next_step = f"{known}; {again}" if known else again
 
     # -- the end --
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -60,9 +59,10 @@ def _model(link: Link, path: str) -> ModelOf:
     return ModelOf(path=path, sha256=str(found[0].get("sha256") or ""))
 
 
-def compared(found: Manifest) -> Mapping[str, Any]:
-    """What two runs must share to be one result."""
+def compared(found: Manifest) -> dict[str, Any]:
+    """What two runs must share to be one result; the service setting by setting, so that a difference is short."""
     conditions = found.conditions
+    service: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(conditions.other.get("service") or {}))
     return {
         "host": found.host,
         "unit": found.unit,
@@ -72,5 +72,5 @@ def compared(found: Manifest) -> Mapping[str, Any]:
         "sglang": conditions.sglang,
         "torch": conditions.torch,
         "models": msgspec.to_builtins(conditions.models),
-        "service": conditions.other.get("service"),
+        **{f"service {name}": value for name, value in service.items() if name != "tool_version"},
     }

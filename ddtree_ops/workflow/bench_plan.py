@@ -36,7 +36,7 @@ class BenchBook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     arms: tuple[Arm, ...] = ARMS
-    budget: Nodes | tuple[Nodes, ...] | Literal["auto"] = 32
+    budget: Nodes | tuple[Nodes | Literal["auto"], ...] | Literal["auto"] = 32
     auto: tuple[Nodes, ...] = CANDIDATES
     concurrency: Count | tuple[Count, ...] = (1, 4)
     regime: str | tuple[str, ...] = "all"
@@ -57,6 +57,7 @@ class BenchBook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     smoke: SmokeBook = SmokeBook()
 
 
+AUTO = "auto"
 TRACE_ROUNDS = 400  # what --trace records; also what --budget auto needs at least
 
 
@@ -153,6 +154,8 @@ def _check_book(book: BenchBook, origins: Mapping[str, str]) -> None:
             raise UsageError(f"{name} is empty", where=origins.get(name, ""), next_step=f"name at least one: {name}")
         if len(set(values)) != len(values):
             raise UsageError(f"{name} names something twice", where=origins.get(name, ""), next_step="name it once")
+    if not any(isinstance(one, int) for one in _budgets(book)) and book.budget != AUTO:
+        raise UsageError("budget names no number", where=origins.get("budget", ""), next_step="--budget 16,32,auto")
     if book.budget == "auto" and "ddtree" not in book.arms:
         raise UsageError("--budget auto needs the arm ddtree", where=origins.get("arms", ""), next_step="add it")
 
@@ -217,8 +220,11 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def budget_of(text: str) -> Any:
-    """``32``, ``8,16,32`` or ``auto``."""
-    return "auto" if text == "auto" else numbers(text, "--budget")
+    """``32``; ``8,16,32``, with ``auto`` among them for the server's own choice at every step; or ``auto`` alone."""
+    if text == AUTO:
+        return AUTO
+    fixed = numbers(",".join(word for word in text.split(",") if word.strip() != AUTO), "--budget")
+    return (*fixed, AUTO) if AUTO in [word.strip() for word in text.split(",")] else fixed
 
 
 def check_conditions(before: Mapping[str, Any], now: Mapping[str, Any], where: Path) -> None:

@@ -16,6 +16,7 @@ from ..applying.transaction import Transaction
 from ..bench import arms, costs, load
 from ..bench.intervals import Warmup
 from ..bench.records import Prompt
+from ..bench.render.trees import TEXTS, tokens_of
 from ..bench.results import Cost, Folder, RoundRow
 from ..bench.schedule import MIXED, Block, Round, next_warmup
 from ..bench.schema import RoundKind
@@ -292,8 +293,8 @@ class Bench:
         return found
 
     def set_budget(self, running: Running, budget: Any) -> None:
-        """Lower the budget of a running DDTREE arm, or set it back; other arms have none."""
-        if running.arm == "ddtree" and isinstance(budget, int):
+        """Of a running DDTREE arm, within what it was started for; other arms have none."""
+        if running.arm == "ddtree" and budget is not None:
             self.link.call("set_budget", {"service": running.ref, "budget": budget}, timeout=60.0)
 
     def _record_reference(self, running: Running) -> None:
@@ -331,6 +332,15 @@ class Bench:
         if text:
             label = f"ddtree-start{running.start}" if running.start else "ddtree-probe"
             self.folder.write(f"traces/{label}.jsonl", text.encode())
+            self._keep_texts(running)
+
+    def _keep_texts(self, running: Running) -> None:
+        """What the traced tokens say, for the report's drawing; without it, it shows token ids."""
+        ids = sorted(tokens_of(self.folder.path))
+        found: list[str] = self.link.call("load_texts", {"service": running.ref, "ids": ids}, timeout=120.0)["texts"]
+        if found:
+            texts = dict(zip(map(str, ids), found, strict=True))
+            self.folder.write(f"traces/{TEXTS}", msgspec.json.encode(texts))
 
     def _do(self, op: str, params: Mapping[str, Any], timeout: float | None = 120.0) -> dict[str, Any]:
         return self.tx.do(op, params, timeout=timeout, on_event=self.bars.event)

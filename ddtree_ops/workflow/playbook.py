@@ -56,7 +56,7 @@ DEPLOY_STEPS = (
         title="Smoke bench",
         after=("ready",),
         needs="start",
-        options={"max_tokens": int, "prompts": int},
+        options={"max_tokens": int, "prompts": int, "requests": int},
         service=True,
     ),
     StepKind(

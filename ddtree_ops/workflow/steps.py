@@ -15,6 +15,7 @@ from typing import Any
 
 from ..applying.transaction import Transaction
 from ..bench import smoke
+from ..bench.load import SOAK_REQUESTS
 from ..inventory import HOST_FILE, Host
 from ..model import Facts
 from ..patching.text import sha256
@@ -165,7 +166,10 @@ def identity(run: Run, params: Mapping[str, Any]) -> None:
 def smoke_bench(run: Run, params: Mapping[str, Any]) -> None:
     """A handful of requests; fails when the server does not speculate or its greedy answers part at a wide gap."""
     request = smoke.request(
-        run.spec.ref(), max_tokens=int(params.get("max_tokens", 48)), prompts=int(params.get("prompts", 6))
+        run.spec.ref(),
+        max_tokens=int(params.get("max_tokens", 48)),
+        prompts=int(params.get("prompts", 6)),
+        soak=int(params.get("requests", SOAK_REQUESTS)),
     )
     raw = run.do("smoke", {**request, "budget": run.spec.budget}, timeout=None)
     result = smoke.evaluate(raw, run.seen.get("baseline"), dtype=served_dtype(run.facts, run.spec))

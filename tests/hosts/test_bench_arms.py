@@ -141,7 +141,8 @@ def test_arms_run_in_abba_order_and_the_service_is_back(bed: Bed) -> None:
     order = [row["budget"] for row in bed.rows() if row["arm"] == "ddtree"]
     assert order[:4] == [8, 16, 16, 8], "budgets are not interleaved"
     acceptance = {cell["budget"]: cell for cell in document["acceptance"]["cells"] if cell["regime"] == "chat"}
-    assert acceptance[8]["steps_by_width"].keys() == {"9"}, "counters of another budget's round were taken in"
+    widths = {width for width, steps in acceptance[8]["steps_by_width"].items() if steps}
+    assert widths == {"9"}, "counters of another budget's round were taken in"
     assert not said.err.strip(), "--json is silent"
     runs = json.loads(bed.host.run(f"tail -n 1 -q {STATE}/journal/*.jsonl"))
     assert runs["kind"] == "undone"
@@ -257,10 +258,9 @@ def test_gpu_memory_that_does_not_come_back_ends_the_bench(bed: Bed) -> None:
 def test_process_runner(bed: Bed) -> None:
     """`init: process`: the same, with files of ours in place of units; none of them is left."""
     bed.deploy(init="process")
-    before = bed.host.run(f"ls {STATE}/services").split()
     said = bed.bench("--arms", "ar,ddtree", *SHORT, "--out", "out", "--json")
     assert said.code == 0, said.out[-2000:] + said.err[-2000:]
-    assert bed.host.run(f"ls {STATE}/services").split() == before
+    assert bed.host.run(f"ls {STATE}/services /run/ddtree-ops | grep bench || true").strip() == ""
     assert ddtree_ops("status", cwd=bed.folder).code == 0
     assert bed.host.run("pgrep -f '[s]glang.launch_server' | wc -l").strip() == "1"
 

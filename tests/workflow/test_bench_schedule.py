@@ -102,8 +102,12 @@ def test_one_ddtree_server_serves_all_budgets() -> None:
     spec = arms.arm_spec(SPEC, "ddtree", port=30001, budgets=(8, 64, 16))
     assert spec.budget == 64
     assert spec.env()["DDTREE_BUDGET"] == "64"
-    assert spec.env()["DDTREE_LADDER"] == "8,16,64"
+    assert spec.env()["DDTREE_LADDER"] == "9,17,65", "the ladder names verify widths, root included"
     assert "DDTREE_TRACE" not in spec.env()
+    own = msgspec.structs.replace(SPEC, environment={"DDTREE_LADDER": "33,129"}, budget=128, auto_budget=True)
+    one = arms.arm_spec(own, "ddtree", port=30001, budgets=(32,))
+    assert "DDTREE_LADDER" not in one.env(), "a width above the arm's own keeps it from starting"
+    assert one.env()["DDTREE_BUDGET"] == "32"
     traced = arms.arm_spec(SPEC, "ddtree", port=30001, budgets=(8,), trace_rounds=50)
     assert traced.env()["DDTREE_TRACE"] == f"{traced.run_dir}/trace.jsonl"
     assert "DDTREE_TRACE" not in arms.arm_spec(SPEC, "ar", port=30001).env()
