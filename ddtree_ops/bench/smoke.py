@@ -30,12 +30,14 @@ def request(
     regime: str = "all",
     own: Sequence[Mapping[str, str]] | None = None,
     concurrency: int = 1,
+    soak: int = 0,
     proof: Mapping[str, Any] | None = None,
 ) -> Document:
     """Parameters of ``smoke`` and ``bench_smoke``.
 
     Args:
         prompts: How many bundled prompts of ``regime``; 0 for all. ``own`` prompts replace them.
+        soak: Short requests after the measurement, to see that the server goes on answering.
         proof: Parameters of ``attest``: the service must prove itself before anything is measured.
     """
     found: Document = {
@@ -43,6 +45,7 @@ def request(
         "prompts": [dict(one) for one in own] if own else library.bundled(regime, prompts),
         "max_tokens": max_tokens,
         "concurrency": concurrency,
+        "soak": soak,
     }
     if proof is not None:
         found["identity"] = dict(proof)
@@ -63,7 +66,7 @@ def evaluate(raw: Mapping[str, Any], baseline: Mapping[str, Any] | None = None, 
     rows = list(raw.get("requests") or ())
     figures = stats.summary(rows, float(raw.get("seconds") or 0.0))
     compared = _identity(rows, baseline, dtype or _dtype(raw))
-    failed = _failures(rows, compared)
+    failed = [*_failures(rows, compared), *_hung(raw)]
     invalid = _invalid(raw, rows, figures, baseline, compared)
     return {
         "schema": SCHEMA,
@@ -74,6 +77,7 @@ def evaluate(raw: Mapping[str, Any], baseline: Mapping[str, Any] | None = None, 
         "definitions": stats.DEFINITIONS,
         "identity": compared.as_dict() if compared else None,
         "identity_note": "" if compared else NO_BASELINE,
+        "soak": raw.get("soak"),
         "counters": stats.counter_delta(raw.get("counters_before") or {}, raw.get("counters_after") or {}),
         "conditions": _conditions(raw, dtype or _dtype(raw)),
         "requests": [{key: value for key, value in row.items() if key != "top"} for row in rows],
@@ -120,6 +124,17 @@ def _failures(rows: Sequence[Mapping[str, Any]], compared: identity.Identity | N
                 f"{one.gap:.3g} nats apart: a verify bug is suspected"
             )
     return found
+
+
+def _hung(raw: Mapping[str, Any]) -> list[str]:
+    """A server that answered the measured requests and then stopped."""
+    soaked = dict(raw.get("soak") or {})
+    failed = soaked.get("failed") or []
+    if not failed:
+        return []
+    first = failed[0]
+    count = soaked["requests"]
+    return [f"{len(failed)} of {count} short requests were not answered; request {first['index']}: {first['error']}"]
 
 
 def _invalid(

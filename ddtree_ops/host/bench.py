@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import List
+from typing import List, Optional
 
 from .attest import expected_of, server_info
 from .budget import counters_of, set_budget, settings_of
 from .greedy import Row, Sampling, ask, flush, prompts_of, record
 from .identity import evidence
+from .load import soak
 from .ops import Params, Tx, op
 from .protocol import Emit, HostError, verb
 from .runner import Service, service_of
@@ -47,6 +48,7 @@ class Smoke:
         started = time.monotonic()
         self._measure()
         seconds = time.monotonic() - started
+        counted = self._settled_counters(counters)
         order = {prompt["id"]: index for index, prompt in enumerate(self._prompts)}
         return {
             "schema": "ddtree-smoke/1",
@@ -60,11 +62,16 @@ class Smoke:
             "warmup": warmup,
             "requests": sorted(self._rows, key=lambda row: order[row["id"]]),
             "counters_before": counters,
-            "counters_after": self._settled_counters(counters),
+            "counters_after": counted,
+            "soak": self._soak(),
             "settings": settings_of(self._service),
             "server": before,
             "server_after": server_info(self._service),
         }
+
+    def _soak(self) -> Optional[Row]:
+        count = int(self._params.get("soak") or 0)
+        return soak(self._client, self._prompts, count, self._sampling.silence, self._emit) if count else None
 
     def _flush(self) -> None:
         trouble = flush(self._client)
@@ -157,7 +164,8 @@ def describe(row: Row) -> str:
 def smoke(params: Params, emit: Emit) -> Params:
     """Measure ``service``; the parameters of ``smoke`` and ``bench_smoke``.
 
-    ``prompts`` (id, kind, text), ``max_tokens``, ``concurrency``, ``silence``; ``budget`` (a smaller one is set for
+    ``prompts`` (id, kind, text), ``max_tokens``, ``concurrency``, ``silence``; ``soak`` (so many short requests after
+    the measurement: does it go on answering?); ``budget`` (a smaller one is set for
     this run and taken back after it); ``identity`` (the parameters of ``attest``: the proof that is stored).
     """
     service = service_of(params)

@@ -2,8 +2,9 @@
 
 One thread, one selector, so that what it costs the server's CPU is small and known: ``client`` in the result is its CPU
 time. A second thread only carries finished requests to the controller, so that a slow connection does not delay a time
-stamp. A request ends with its answer, or when no byte has come for ``silence`` seconds; there is no
-limit on the length of an answer, and nothing is sent again.
+stamp. A request ends with its answer, or when no byte has come for ``silence`` seconds; there is no limit on the length
+of an answer, and nothing is sent again. A server that is silent towards everybody twice in a row gets nothing more:
+what is left counts as failed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ Row = Dict[str, Any]
 SILENCE_SECONDS = 120.0
 TELL_SECONDS = 1.0
 _LOOK_SECONDS = 0.25  # between two looks at who is silent
+_SILENCES = 2  # times that all requests in work went silent together, with no byte in between
+
+SOAK_TOKENS, SOAK_CONCURRENCY = 4, 8
 
 
 class Wanted:
@@ -143,7 +147,8 @@ class Round:
         self._selector = selectors.DefaultSelector()
         self._waiting = [self._packed(item) for item in reversed(wanted.requests)]
         self._active: Dict[int, Tuple[Connection, Measured]] = {}
-        self._kept: List[Row] = []
+        self._last_byte = time.monotonic()
+        self._silences = 0
 
     def _packed(self, item: Row) -> Tuple[Row, bytes]:
         """Bodies are made before the clock starts."""
@@ -178,6 +183,8 @@ class Round:
         }
 
     def _fill(self) -> None:
+        if self._silences >= _SILENCES and not self._active:
+            self._give_up()
         while self._waiting and len(self._active) < self._wanted.concurrency:
             item, data = self._waiting.pop()
             kind = Chatted if item.get("messages") else Generated
@@ -202,7 +209,8 @@ class Round:
             if data is None:
                 return
             if data:
-                measured.feed(data, time.monotonic())
+                self._last_byte, self._silences = time.monotonic(), 0
+                measured.feed(data, self._last_byte)
             else:
                 measured.end()
             if measured.done:
@@ -214,9 +222,19 @@ class Round:
 
     def _end_silent(self) -> None:
         now, limit = time.monotonic(), self._wanted.silence
-        for number in [n for n, (_, one) in self._active.items() if now - one.last_byte > limit]:
-            index = self._active[number][1].asked["index"]
-            self._end(number, WireError("silent", "request %s: no byte came for %g s" % (index, limit)))
+        silent = [number for number, (_, one) in self._active.items() if now - one.last_byte > limit]
+        if silent and now - self._last_byte > limit and len(silent) == len(self._active):
+            self._silences += 1
+        for number in silent:
+            self._end(number, WireError("silent", "no byte came for %g s" % limit))
+
+    def _give_up(self) -> None:
+        """The server is silent towards everybody: what waits is not sent."""
+        text = "not sent: the server was silent towards all requests twice in a row"
+        while self._waiting:
+            item, _ = self._waiting.pop()
+            now = time.monotonic()
+            self._tell(Generated(item, True, now).row(now, WireError("broken", text)))
 
     def _end(self, number: int, trouble: Optional[WireError] = None) -> None:
         connection, measured = self._active.pop(number)
@@ -270,6 +288,30 @@ def load_round(params: Row, emit: Emit) -> Row:
     return result
 
 
+def soak(client: Client, prompts: List[Row], count: int, silence: float, emit: Emit) -> Row:
+    """``count`` short requests, eight at a time: servers that answer a hundred and then hang have been seen.
+
+    Result: ``requests``, ``seconds``, and in ``failed`` index, outcome and error of those that were not answered.
+    """
+    failed: List[Row] = []
+
+    def listen(event: Row) -> None:
+        row = event.get("row") or {}
+        if event["kind"] == "progress":
+            emit(dict(event, step="soak"))
+        elif not row["ok"]:
+            failed.append({key: row[key] for key in ("index", "outcome", "error")})
+
+    requests = [dict(prompts[index % len(prompts)], index=index) for index in range(count)]
+    wanted = {"requests": requests, "concurrency": SOAK_CONCURRENCY, "max_tokens": SOAK_TOKENS, "silence": silence}
+    result = Round(Wanted(wanted), client, listen).run()
+    return {
+        "requests": count,
+        "seconds": result["seconds"],
+        "failed": sorted(failed, key=lambda one: int(one["index"])),
+    }
+
+
 @verb("load_flush")
 def load_flush(params: Row, emit: Emit) -> Row:
     """Empty the prefix cache of ``service`` or ``server``: ``flushed``, and in ``error`` what it said if it did not."""
@@ -292,7 +334,7 @@ def load_tokens(params: Row, emit: Emit) -> Row:
         body: Row = {"messages": item["messages"]} if item.get("messages") else {"prompt": item["text"]}
         try:
             reply = client.request("POST", "/tokenize", body, timeout=60.0)
-            ids = reply.json().get("tokens") if reply.status == 200 else None
+            ids: Any = reply.json().get("tokens") if reply.status == 200 else None
         except (HttpTrouble, AttributeError) as trouble:
             raise HostError("no_tokenize", "prompt %d cannot be tokenized: %s" % (index, trouble)) from None
         if not isinstance(ids, list) or not ids:

@@ -12,11 +12,12 @@ import time
 import msgspec
 import pytest
 
-from ddtree_ops.bench import arms, identity, intervals, load
+from ddtree_ops.bench import arms, identity, intervals, load, smoke
 from ddtree_ops.bench.results import summarise
 from ddtree_ops.errors import Unhealthy
 from ddtree_ops.host import greedy
 from ddtree_ops.host.http import Client
+from ddtree_ops.host.load import soak
 from tests.bench import play
 from tests.bench.links import DirectLink
 from tests.bench.scripted import Asked, Cut, Server, Status, Wait, speaking
@@ -521,14 +522,33 @@ def test_f10_a_server_that_hangs_after_a_hundred_requests():
             yield Wait(30)
         yield from speaking(per_step=4)(server, asked)
 
-    plan = changed(silence_s=1.0)
     with Server(script) as server:
-        row = load.soak(DirectLink(), play.target(server), play.prompts(), changed(plan, silence_s=0.2))
+        row = load.soak(DirectLink(), play.target(server), play.prompts(), changed(silence_s=0.3))
+        assert len(server.asked) < 120  # a server that is silent towards everybody is not asked for ever
     assert len(row.requests) == load.SOAK_REQUESTS > 150
     with pytest.raises(Unhealthy, match="60 of 160 requests were not answered; request 10"):
         load.require_answered(row)
     with Server(TREE) as server:
-        load.require_answered(load.soak(DirectLink(), play.target(server), play.prompts(), plan))
+        load.require_answered(load.soak(DirectLink(), play.target(server), play.prompts(), play.PLAN))
+
+
+def test_f10_the_smoke_of_a_deploy_sends_as_many():
+    """The same case in a deploy. Right: the smoke bench fails, and with it the deploy."""
+
+    def script(server, asked):
+        if asked.number >= 100:
+            yield Wait(30)
+        yield from speaking(per_step=4)(server, asked)
+
+    asked = [{"id": one.id, "text": one.text} for one in play.prompts()]
+    with Server(script) as server:
+        soaked = soak(Client("127.0.0.1", server.port), asked, 160, 0.3, lambda event: None)
+    assert (len(soaked["failed"]), soaked["failed"][0]["index"]) == (60, 100)
+    request = smoke.request({"unit": "x"}, soak=load.SOAK_REQUESTS)
+    assert request["soak"] > 150
+    report = smoke.evaluate({"requests": [], "soak": soaked})
+    assert report["verdict"] == "FAILED"
+    assert report["reasons"][0].startswith("60 of 160 short requests were not answered; request 100: no byte")
 
 
 def test_f10_time_outs_are_in_no_throughput():
