@@ -59,7 +59,7 @@ def play(console: Console, stage: Stage, folder: Path) -> Result:
         walk.run("plan", "--baseline", "--diff", "-o", "plan.json", note="What a deploy would change; writes nothing.")
         note = "Holds to that plan. Two server starts: one without speculation as the control, one with DDTREE."
         walk.run("deploy", "--baseline", "--plan", "plan.json", "--yes", note=note)
-        walk.run("bench", "--budget", str(BUDGET), "--out", "bench")
+        walk.run("bench", "--against-service", "--budget", str(BUDGET), "--out", "bench")
         walk.run("status")
         result.read(walk, folder / "bench")
         walk.run("rollback", "--yes", note="Back to the state before, proven by one root hash.")

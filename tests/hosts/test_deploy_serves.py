@@ -182,14 +182,15 @@ def test_day_to_day_commands(host: TestHost, tmp_path: Path) -> None:
 def test_bench_at_a_smaller_budget(host: TestHost, tmp_path: Path) -> None:
     """A budget below the captured one needs no restart; one above it is refused with what to do."""
     inventory(host, tmp_path)
-    said = run(tmp_path, "bench", "--budget", "8", "--count", "3", "--max-tokens", "24", "--json")
+    short = ("bench", "--against-service", "--count", "3", "--max-tokens", "24")
+    said = run(tmp_path, *short, "--budget", "8", "--json")
     assert said.code == 0, said.out[-2000:] + said.err
     found = said.json["hosts"][0]
     assert found["conditions"]["budget"] == 8
     assert found["figures"]["tokens_per_verify_step"] > 1
     assert found["identity"]["counts"]["differs"] == 0
     assert "tokens_per_verify_step" in found["definitions"]
-    above = run(tmp_path, "bench", "--budget", "64")
+    above = run(tmp_path, *short, "--budget", "64")
     assert above.code == 4
     assert re.search(r"budget: 64", above.text)
 
