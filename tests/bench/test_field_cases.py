@@ -526,7 +526,7 @@ def test_f10_a_server_that_hangs_after_a_hundred_requests():
         row = load.soak(DirectLink(), play.target(server), play.prompts(), changed(silence_s=0.3))
         assert len(server.asked) < 120  # a server that is silent towards everybody is not asked for ever
     assert len(row.requests) == load.SOAK_REQUESTS > 150
-    with pytest.raises(Unhealthy, match="60 of 160 requests were not answered; request 10"):
+    with pytest.raises(Unhealthy, match=r"60 of 160 requests were not answered; request (9|10)\d: no byte"):
         load.require_answered(row)
     with Server(TREE) as server:
         load.require_answered(load.soak(DirectLink(), play.target(server), play.prompts(), play.PLAN))
@@ -543,12 +543,13 @@ def test_f10_the_smoke_of_a_deploy_sends_as_many():
     asked = [{"id": one.id, "text": one.text} for one in play.prompts()]
     with Server(script) as server:
         soaked = soak(Client("127.0.0.1", server.port), asked, 160, 0.3, lambda event: None)
-    assert (len(soaked["failed"]), soaked["failed"][0]["index"]) == (60, 100)
+    first = soaked["failed"][0]["index"]
+    assert (len(soaked["failed"]), 92 < first < 108) == (60, True)  # eight are on their way at a time
     request = smoke.request({"unit": "x"}, soak=load.SOAK_REQUESTS)
     assert request["soak"] > 150
     report = smoke.evaluate({"requests": [], "soak": soaked})
     assert report["verdict"] == "FAILED"
-    assert report["reasons"][0].startswith("60 of 160 short requests were not answered; request 100: no byte")
+    assert report["reasons"][0].startswith(f"60 of 160 short requests were not answered; request {first}: no byte")
 
 
 def test_f10_time_outs_are_in_no_throughput():
