@@ -21,6 +21,8 @@ from .text import visible
 SCHEMA = "ddtree-trace/1"
 MOST_BYTES = 64 * 1024 * 1024
 MOST_NODES = 1024
+TEXTS = "texts.json"  # beside the traces: what tokens say, by id
+MOST_TOKENS = 4096
 _ROW, _GAP, _LABEL = 25.0, 30.0, 7.6
 
 
@@ -65,7 +67,41 @@ def sample(paths: Sequence[Path]) -> Sample | None:
     mean = statistics.fmean(len(one.accepted) - 1 for one, _ in found)
     branching = [pair for pair in found if any(pair[0].rank[node] for node in pair[0].accepted[1:])]
     chosen, file = min(branching or found, key=lambda pair: (abs(len(pair[0].accepted) - 1 - mean), pair[0].round))
-    return Sample(round=chosen, file=file, rounds=len(found), mean_accepted=mean)
+    texts = _texts(paths[0].parent / TEXTS)
+    return Sample(round=_told(chosen, texts), file=file, rounds=len(found), mean_accepted=mean)
+
+
+def tokens_of(folder: Path) -> set[int]:
+    """Tokens of the recorded trees of a result folder, of at most ``MOST_TOKENS``; those of :func:`sample` first."""
+    paths = list((folder / "traces").glob("*.jsonl"))
+    try:
+        chosen = sample(paths)
+        found = {*chosen.round.token, chosen.round.bonus_out} if chosen else set()
+        for path in paths:
+            for one in rounds(path):
+                if len(found) > MOST_TOKENS:
+                    return found
+                found.update((*one.token, one.bonus_out))
+    except ConfigError:
+        return set()  # the report says what is wrong with the trace
+    return found
+
+
+def _texts(path: Path) -> dict[str, str]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError("the texts of the traced tokens are damaged", where=str(path), why=str(error)) from error
+
+
+def _told(one: Round, texts: dict[str, str]) -> Round:
+    """With its tokens as texts, where all of them are known and none was recorded."""
+    found = tuple(texts.get(str(token), "") for token in one.token)
+    if one.texts or not all(str(token) in texts for token in one.token):
+        return one
+    return msgspec.structs.replace(one, texts=found, bonus_text=texts.get(str(one.bonus_out), ""))
 
 
 def rounds(path: Path) -> Iterator[Round]:
