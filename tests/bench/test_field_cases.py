@@ -468,7 +468,7 @@ def never(server, asked):
 
 def stalls(server, asked):
     for number, part in enumerate(TREE(server, asked)):
-        if number == 2 and asked.number % 4 == 1:
+        if number == 2 and asked.text.endswith(" 1"):
             yield Wait(30)
         yield part
 
