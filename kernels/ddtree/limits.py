@@ -130,17 +130,23 @@ def _raise(what: str, problems: list[str]) -> None:
         raise ValueError(f"DDTREE does not support in this version a {what} with {listed}.")
 
 
-def refuse_request(req: Any, most: int | None = None, logprobs: bool = True) -> tuple[str, str] | None:
+def refuse_request(
+    req: Any, most: int | None = None, logprobs: bool = True, grammars: bool = True
+) -> tuple[str, str] | None:
     """Return ``(reason, message)`` when a request needs more than this version serves, else ``None``.
 
-    ``most``: the largest budget that a request may ask for (``None``: not checked); ``logprobs``: whether this SGLang
-    release carries them from a speculative step to the answer.
+    ``most``: the largest budget that a request may ask for (``None``: not checked); ``logprobs``, ``grammars``: whether
+    this SGLang release carries log-probabilities from a speculative step to the answer, and can mask a tree.
     """
     params = req.sampling_params
     checks: tuple[tuple[str, bool, str], ...] = (
         ("logprob", bool(getattr(req, "return_logprob", False)) and not logprobs, "return_logprob"),
         ("hidden_states", bool(getattr(req, "return_hidden_states", False)), "return_hidden_states"),
-        ("grammar", _has_grammar(req, params), "structured output (json_schema, regex, ebnf, structural_tag)"),
+        (
+            "grammar",
+            _has_grammar(req, params) and not grammars,
+            "structured output (json_schema, regex, ebnf, structural_tag)",
+        ),
         ("processor", bool(getattr(req, "custom_logit_processor", None)), "custom logit processors"),
         ("beam", int(getattr(params, "beam_width", None) or 1) > 1, "beam search"),
         ("multimodal", getattr(req, "multimodal_inputs", None) is not None, "multimodal input"),

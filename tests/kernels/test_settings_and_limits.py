@@ -93,17 +93,14 @@ def _request(**changes: Any) -> SimpleNamespace:
 )
 def test_requests_that_are_not_served(changes: dict[str, Any], reason: str | None) -> None:
     """Sampling is served; whatever a tree would get wrong must not be ignored in silence."""
-    refusal = limits.refuse_request(_request(**changes), most=32, logprobs=False)
+    refusal = limits.refuse_request(_request(**changes), most=32, logprobs=False, grammars=False)
     assert (refusal[0] if refusal else None) == reason
 
 
-def test_logprobs_are_refused_only_where_the_release_cannot_carry_them() -> None:
-    """A release without the seam would raise in the worker, which ends the server."""
-    asking = _request(return_logprob=True)
-    assert limits.refuse_request(asking, logprobs=True) is None
-    refusal = limits.refuse_request(asking, logprobs=False)
-    assert refusal is not None
-    assert "return_logprob" in refusal[1]
+def test_logprobs_and_grammars_are_served_where_the_release_can() -> None:
+    """Refused without need they are missing; served without the release's seams they end the server."""
+    assert limits.refuse_request(_request(return_logprob=True)) is None
+    assert limits.refuse_request(_request(json_schema="{}")) is None
 
 
 class _Weight:

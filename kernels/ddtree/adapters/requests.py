@@ -7,7 +7,7 @@ import importlib
 from typing import Any
 
 from .. import limits, metrics, settings
-from . import logprobs
+from . import grammar, logprobs
 
 _SCHEDULER = "sglang.srt.managers.scheduler"
 _CHECK = "validate_dflash_request"
@@ -28,7 +28,7 @@ def install_request_check() -> None:
         return
 
     def check(req: Any, *args: Any, **kwargs: Any) -> str | None:
-        refusal = limits.refuse_request(req, settings.current().budget, logprobs.served())
+        refusal = limits.refuse_request(req, settings.current().budget, logprobs.served(), grammar.served())
         if refusal is None:
             message: str | None = original(_without_logprobs(req), *args, **kwargs)
             return message

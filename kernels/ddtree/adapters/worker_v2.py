@@ -47,6 +47,7 @@ from .logits import adjust
 from .parallel import Followed, Ranks
 from .request_state import RequestState
 from .sampling import target_tokens
+from .table import widen
 from .tracing import tracer_from_environment
 from .verify_input import full_mask, full_mask_size, graph_mask, make_verify_input
 
@@ -134,6 +135,12 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
     def _maybe_build_draft_sampler(self) -> None:
         """No in-graph draft sampler: it returns one token per position, the tree needs the hidden states."""
         return
+
+    def alloc_memory_pool(self, *args: Any, **kwargs: Any) -> None:
+        """Allocate the drafter's pools; the target's are there, and nobody holds its table of slots yet."""
+        runner = self.target_worker.model_runner
+        widen(runner.req_to_token_pool, int(runner.model_config.context_len), self.ddtree.width)
+        super().alloc_memory_pool(*args, **kwargs)
 
     def init_attention_backends(self) -> None:
         """Allocate the step's buffers: the memory pools exist now, and nothing is captured yet."""
