@@ -61,13 +61,13 @@ def import_results(context: Context, file: Path, out: Path | None) -> int:
 @common
 @click.argument("file", type=_FILE)
 @click.option("--budget", default="", metavar="N[,N…]", help="Budgets wanted (default: all that the recording tells).")
-@click.option("--method", type=click.Choice(["walks", "nested"]), default="", help="Insist on one of the two ways.")
+@click.option("--method", type=click.Choice(["walks", "nested"]), help="Insist on one of the two ways.")
 @click.option("--out", "-o", type=_FILE, help="Write it as offline.json of a bench folder.")
-def curve(context: Context, file: Path, budget: str, method: str, out: Path | None) -> int:
+def curve(context: Context, file: Path, budget: str, method: str | None, out: Path | None) -> int:
     """Tokens per verify step that every smaller budget would have had, from one wide recording."""
     from .workflow import baseline as runs
 
-    return runs.curve(context, file, budget, method, out)
+    return runs.curve(context, file, budget, method or "", out)
 
 
 @baseline.command("trace")
