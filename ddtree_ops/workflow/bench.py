@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -225,6 +226,8 @@ class Job:
 
     def _failed(self, tx: Transaction, folder: Folder, bars: Bars, error: BaseException) -> None:
         """Take everything back after a failure, and say how to go on; what was measured is kept."""
+        with contextlib.suppress(Exception):  # the rows are what counts, and the first error is what must be told
+            bench_finish.conclude(folder, dtype=self.dtype, costs=folder.costs)
         if isinstance(error, TransportError) or (isinstance(error, Interrupted) and error.reason == "stopped"):
             self._advise(error, folder)
             return

@@ -38,12 +38,17 @@ def control():
         return {}
 
 
+def budget():
+    asked = control().get("budget")
+    return asked if isinstance(asked, int) else BUDGET
+
+
 def tokens_per_step():
     if ALGORITHM is None:
         return 1
     if ALGORITHM == "DFLASH":
         return 3
-    return 2 + (control().get("budget") or BUDGET) // 8
+    return 2 + budget() // 8
 
 
 def beacon():
@@ -117,7 +122,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             COUNTERS["requests"] += steps
             COUNTERS["accepted_drafts"] += len(ids) - steps
             widths = COUNTERS["steps_by_width"]
-            width = str((control().get("budget") or BUDGET) + 1)
+            width = str(budget() + 1)
             widths[width] = widths.get(width, 0) + steps
         self.wfile.write(b"data: [DONE]\n\n")
         self.close_connection = True
