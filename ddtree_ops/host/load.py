@@ -148,6 +148,7 @@ class Round:
         self._waiting = [self._packed(item) for item in reversed(wanted.requests)]
         self._active: Dict[int, Tuple[Connection, Measured]] = {}
         self._last_byte = time.monotonic()
+        self._next_look = 0.0
         self._silences = 0
 
     def _packed(self, item: Row) -> Tuple[Row, bytes]:
@@ -222,6 +223,9 @@ class Round:
 
     def _end_silent(self) -> None:
         now, limit = time.monotonic(), self._wanted.silence
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_SECONDS
         silent = [number for number, (_, one) in self._active.items() if now - one.last_byte > limit]
         if silent and now - self._last_byte > limit and len(silent) == len(self._active):
             self._silences += 1
