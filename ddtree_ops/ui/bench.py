@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..bench.diff import WORDS, Diff, Difference, Judgement, name
-from ..bench.render.document import glance, loses
+from ..bench.render.document import glance, loses, ordered
 from ..bench.render.text import DASH, visible
 from ..bench.schema import Cell, Interval, Summary
 
@@ -35,7 +35,7 @@ def cells_table(cells: Sequence[Cell]) -> Table:
     best = {id(one.best) for one in glance(cells)}
     table = _table(("arm", "tokens/s", "95 %", "per step", "first ms", "× AR", "× DFLASH"))
     settings: dict[tuple[str, int, float], list[Cell]] = {}
-    for cell in cells:
+    for cell in ordered(cells):
         settings.setdefault((cell.regime, cell.concurrency, cell.temperature), []).append(cell)
     for (regime, concurrency, temperature), here in settings.items():
         heat = f", temperature {temperature:g}" if temperature else ""

@@ -49,11 +49,26 @@ def test_a_loss_is_the_first_line(full_report: Path) -> None:
 
 def test_no_loss_is_said_with_its_count_and_no_control_too(small: results.Folder, tmp_path: Path) -> None:
     """Defect: "no loss" where nothing was compared."""
-    assert texts(small)[0].startswith("**None of 6 valid comparisons with plain decoding is below 1.0×.**")
+    assert texts(small)[0].startswith("**None of 6 valid comparisons with plain decoding is below 1.0× (medians).**")
     alone = Maker(budgets=(8,), concurrency=(1,), regimes=("chat",), arms=("ddtree",)).write(
         tmp_path / "alone", spoil=False
     )
     assert texts(alone)[0].startswith("**No valid comparison with plain decoding")
+
+
+def test_a_tree_that_loses_against_the_chain_is_said(small: results.Folder) -> None:
+    """Defect: "2.3 times plain decoding" on top, while the linear scheme, which is there already, does better."""
+    cells = small.summary.cells  # type: ignore[union-attr]
+    slow = results.Interval(median=0.9, low=0.85, high=0.95, samples=4)
+    found = tuple(
+        msgspec.structs.replace(one, speedup_vs_dflash=slow) if one.budget and one.concurrency == 4 else one
+        for one in cells
+    )
+    small.save("summary", results.Summary(cells=found, headline=()))
+    page, site = texts(small)
+    line = "SLOWER than DFLASH at every measured budget: chat, concurrency 4 (0.90× (0.85 to 0.95))"
+    assert f"**{line}**" in page
+    assert f'<li class="alarm">{line}</li>' in site
 
 
 def test_what_is_invalid_is_struck_and_explained(full_report: Path) -> None:

@@ -109,12 +109,28 @@ class Glance(Value, frozen=True, kw_only=True):
 def headline(summary: Summary) -> list[str]:
     """What stands above everything else: the losses and the INVALID, or that there is no loss, as far as is known."""
     alarms = [line for line in summary.headline if line.startswith(("SLOWER", "INVALID"))]
-    if any(line.startswith("SLOWER") for line in alarms):
-        return alarms
     compared = sum(one.speedup_vs_ar is not None for one in summary.cells)
-    if not compared:
-        return [*alarms, "No valid comparison with plain decoding: nothing here says whether speculation pays."]
-    return [*alarms, f"None of {plural(compared, 'valid comparison')} with plain decoding is below 1.0×."]
+    if not any(line.startswith("SLOWER") for line in alarms):
+        known = f"None of {plural(compared, 'valid comparison')} with plain decoding is below 1.0× (medians)."
+        nothing = "No valid comparison with plain decoding: nothing here says whether speculation pays."
+        alarms.append(known if compared else nothing)
+    return [*alarms, *_below_dflash(summary.cells)]
+
+
+def _below_dflash(cells: Sequence[Cell]) -> list[str]:
+    """Settings where even the fastest tree loses against the linear scheme."""
+    lost = [
+        f"{one.regime}, concurrency {one.concurrency} ({times(one.best.speedup_vs_dflash)})"
+        for one in glance(cells)
+        if one.best and one.best.speedup_vs_dflash and one.best.speedup_vs_dflash.median < 1.0
+    ]
+    return [f"SLOWER than DFLASH at every measured budget: {'; '.join(lost)}"] if lost else []
+
+
+def ordered(cells: Sequence[Cell]) -> list[Cell]:
+    """By regime and concurrency, so that what is compared stands together."""
+    order = list(dict.fromkeys(cell.regime for cell in cells))
+    return sorted(cells, key=lambda cell: (order.index(cell.regime), cell.concurrency, cell.temperature))
 
 
 def glance(cells: Sequence[Cell]) -> list[Glance]:

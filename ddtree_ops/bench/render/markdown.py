@@ -19,7 +19,7 @@ def render(report: Report) -> str:
     parts = [
         *_head(report),
         *_glance(report),
-        *_cells(report.summary.cells),
+        *_cells(document.ordered(report.summary.cells)),
         *(line for plot in plots(report) if plot.name != "plot-throughput" for line in _figure(plot)),
         *_tree(report.tree),
         *_identity(report.identity),
