@@ -64,6 +64,9 @@ class Control:
             budget, mode = asked.get("budget"), asked.get("mode", self.mode)
             if budget not in (None, "auto") and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
                 raise ValueError(f'budget must be a whole number of nodes from 1, or "auto", got {budget!r}')
+            most = settings.get("budget")
+            if isinstance(budget, int) and isinstance(most, int) and budget > most:
+                raise ValueError(f"budget {budget} is above the {most} nodes that this server was started for")
             if mode not in ("tree", "chain"):
                 raise ValueError(f'mode must be "tree" or "chain", got {mode!r}')
         except (OSError, ValueError, AttributeError) as error:

@@ -333,7 +333,7 @@ def test_choices() -> None:
 
 def test_memory_decides_how_far_wide_passes_go() -> None:
     """Batches of the widest passes are given up first; the chain keeps all; when it does not fit, numbers say why."""
-    sizes = {"row": 1 << 20, "context": 4096, "graph": 1 << 20, "reserve": 1 << 30}
+    sizes = {"row": 1 << 20, "held": 0, "context": 4096, "graph": 1 << 20, "reserve": 1 << 30}
     wanted: dict[int, int | None] = {16: None, 33: None, 65: None}
     roomy = memory.plan(wanted, (1, 8, 16, 32), 16, memory.Sizes(free=1 << 34, **sizes))
     assert roomy.limits == {16: 32, 33: 32, 65: 32}
@@ -346,6 +346,8 @@ def test_memory_decides_how_far_wide_passes_go() -> None:
     with pytest.raises(ValueError, match="512 MiB") as refused:
         memory.plan(wanted, (1, 8, 16, 32), 16, memory.Sizes(free=(1 << 30) + (300 << 20), **sizes))
     assert "32 requests x 16 tokens" in str(refused.value)
+    kept = memory.plan(wanted, (1, 8, 16, 32), 16, memory.Sizes(free=1 << 34, **{**sizes, "held": 1 << 20}))
+    assert kept.need - roomy.need == (1 + 8 + 16 + 32) * (16 + 33 + 65) << 20  # every graph keeps its hidden states
     assert "mem-fraction-static" in str(refused.value)
 
 

@@ -96,6 +96,15 @@ class VerifyGraphs:
             plan.need // mib, plan.dflash // mib, sizes.free // mib, sizes.reserve // mib,
             2 * max(plan.limits), 2 * block_size,
         )  # fmt: skip
+        slots = int(getattr(getattr(self._runner, "token_to_kv_pool", None), "size", 0))
+        running = int(getattr(getattr(self._runner, "req_to_token_pool", None), "size", 0))
+        more = 2 * (max(plan.limits) - block_size) * running
+        if slots and more > slots // 100:
+            logger.warning(
+                "DDTREE: at %d running requests %d of %d KV slots (%.1f %%) are reserved beyond what DFLASH reserves: "
+                "that much less context fits before requests are retracted. A smaller budget reserves less.",
+                running, more, slots, 100 * more / slots,
+            )  # fmt: skip
         if plan.cut:
             logger.warning(
                 "DDTREE: too little memory to capture every width for batches to %d: %s.",
@@ -181,9 +190,9 @@ def _sizes(runner: Any, context: int, features: int) -> memory.Sizes:
     hidden = int(config.hidden_size)
     inner = int(getattr(config.hf_text_config, "intermediate_size", None) or 4 * hidden)
     vocab = int(config.vocab_size)
-    row = vocab * 4 + vocab * 2 + 2 * (features + 8 * hidden + 3 * inner)
+    row = vocab * 4 + vocab * 2 + 2 * (8 * hidden + 3 * inner)
     free = torch.tensor([torch.cuda.mem_get_info(runner.device)[0]], dtype=torch.int64)
     if runner.tp_group.world_size > 1:
         torch.distributed.all_reduce(free, op=torch.distributed.ReduceOp.MIN, group=runner.tp_group.cpu_group)
     layers = int(getattr(config, "num_hidden_layers", None) or 32)
-    return memory.Sizes(row, context, GRAPH_BYTES_PER_LAYER * layers, int(free[0]), RESERVE)
+    return memory.Sizes(row, 2 * features, context, GRAPH_BYTES_PER_LAYER * layers, int(free[0]), RESERVE)

@@ -12,12 +12,14 @@ MIB = 1 << 20
 class Sizes:
     """Bytes that grow with what is captured.
 
-    ``row``: per verified token of the largest (batch, width): logits, their copy, hidden states, activations.
-    ``context``: longest context, for the mask, one byte per cell of ``width * (context + width)`` per request.
-    ``graph``: per captured graph. ``free`` is what the device has left, ``reserve`` what has to stay free.
+    ``row``: per verified token of the largest (batch, width): logits, their copy, activations. ``held``: per verified
+    token of *every* captured (batch, width): hidden states, which a graph keeps as its result. ``context``: longest
+    context, for the mask (one byte per cell of ``width * (context + width)`` per request). ``graph``: per captured
+    graph. ``free`` is what the device has left, ``reserve`` what has to stay free.
     """
 
     row: int
+    held: int
     context: int
     graph: int
     free: int
@@ -66,11 +68,12 @@ def refusal(block_size: int, batches: Sequence[int], sizes: Sizes) -> str:
     """Say with numbers why not even the chain's width can be captured."""
     rows = block_size * batches[-1]
     mask = rows * (sizes.context + block_size)
+    held = block_size * sum(batches) * sizes.held
     return (
         f"DDTREE: not enough memory for CUDA graphs even of width {block_size} (no tree): {batches[-1]} requests x "
-        f"{block_size} tokens x {sizes.row / 1024:.0f} KiB (logits, hidden states, activations) = "
+        f"{block_size} tokens x {sizes.row / 1024:.0f} KiB (logits, activations) = "
         f"{rows * sizes.row / MIB:.0f} MiB, tree mask {mask / MIB:.0f} MiB, {len(batches)} graphs "
-        f"{len(batches) * sizes.graph / MIB:.0f} MiB; {sizes.free / MIB:.0f} MiB are free, of which "
+        f"{(held + len(batches) * sizes.graph) / MIB:.0f} MiB; {sizes.free / MIB:.0f} MiB are free, of which "
         f"{sizes.reserve / MIB:.0f} MiB are kept for the drafter's graphs and for serving. "
         "Lower --mem-fraction-static or --cuda-graph-max-bs."
     )
@@ -84,5 +87,6 @@ def _largest(batches: Sequence[int], most: int | None) -> int:
 def _need(limits: Mapping[int, int], batches: Sequence[int], sizes: Sizes) -> int:
     rows = max(width * batch for width, batch in limits.items())
     cells = max(batch * width * (sizes.context + width) for width, batch in limits.items())
-    graphs = sum(sum(1 for size in batches if size <= batch) for batch in limits.values())
-    return rows * sizes.row + cells + graphs * sizes.graph
+    captured = [(size, width) for width, batch in limits.items() for size in batches if size <= batch]
+    held = sum(size * width for size, width in captured) * sizes.held
+    return rows * sizes.row + cells + held + len(captured) * sizes.graph
