@@ -1,4 +1,4 @@
-"""What surrounds tree and verify in a decode step, on a real GPU: checks of ``tests/kernels/{step,count}_checks.py``.
+"""What surrounds tree and verify in a decode step, on a real GPU: checks of three files of ``tests/kernels``.
 
 python -m pytest tests/gpu        on the GPU host, in an environment with torch, Triton and pytest
 """
@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available():
     pytest.skip("no NVIDIA GPU", allow_module_level=True)
 
-from tests.kernels import count_checks, step_checks  # noqa: E402
+from tests.kernels import count_checks, request_checks, step_checks  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -29,3 +29,9 @@ def test_step(name: str) -> None:
 def test_count(name: str) -> None:
     """See the docstring of the check."""
     count_checks.CHECKS[name]("cuda")
+
+
+@pytest.mark.parametrize("name", list(request_checks.CHECKS))
+def test_request(name: str) -> None:
+    """See the docstring of the check."""
+    request_checks.CHECKS[name]("cuda")

@@ -21,6 +21,7 @@ def kernels() -> list[tuple[str, Any, dict[str, str], dict[str, Any], dict[str, 
     from ddtree.build import (
         triton_builder,
         triton_clock,
+        triton_coins,
         triton_commit,
         triton_count,
         triton_merge,
@@ -134,6 +135,12 @@ def kernels() -> list[tuple[str, Any, dict[str, str], dict[str, Any], dict[str, 
     found.append(("stamp", triton_clock._stamp, {**times, "place": "i32"}, {"FAKE": False}, {"num_warps": 1}))
     sums = {**times, "sums": long, "row": "i32"}
     found.append(("collect", triton_clock._collect, sums, {"FAKE": False}, {"num_warps": 1}))
+    draw = {"seeds": long, "positions": long, "ids": long, "out": single, "width": "i32", "vocab": "i32"}
+    for with_ids in (False, True):
+        types = draw if with_ids else {**draw, "ids": single}
+        found.append(
+            (f"clocks {with_ids}", triton_coins._clocks, types, {"IDS": with_ids, "BLOCK": 1024}, {"num_warps": 4})
+        )
     layout = Layout(path_width=16, ranks=64)
     count = {
         **dict.fromkeys(("counts", "depths", "ranks", "scores", "next_tokens", "ids", "paths", "accept_lens"), long),
