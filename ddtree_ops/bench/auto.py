@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from ..baseline.curve import nested_length
 from .costs import Probe, StepModel
 from .schema import Auto, Cell, Prediction
 from .stats import quantile
@@ -29,8 +30,7 @@ def accept_length(rounds: Iterable[Mapping[str, Any]], budget: int) -> float | N
     """Mean tokens per verify step (bonus included) that ``budget`` would have had in recorded rounds
     (``accepted``: node indices, root first); None without a round.
     """
-    lengths = [1 + sum(1 for node in one["accepted"][1:] if node <= budget) for one in rounds]
-    return sum(lengths) / len(lengths) if lengths else None
+    return nested_length((one["accepted"] for one in rounds), budget)
 
 
 def predict(
