@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..bench.diff import WORDS, Diff, Difference, Judgement, name
-from ..bench.render.document import glance, loses, ordered
+from ..bench.render.document import glance, loses, ordered, shared_notes
 from ..bench.render.text import DASH, visible
 from ..bench.schema import Cell, Interval, Summary
 
@@ -23,10 +23,13 @@ def show_summary(console: Console, summary: Summary) -> None:
         style = "bold red" if line.startswith(("SLOWER", "INVALID")) else "bold" if index == 0 else ""
         console.print(Text(visible(line), style=style))
     console.print(cells_table(summary.cells))
+    shared = shared_notes(summary.cells)
+    for note in shared:
+        console.print(Text(f"all cells: {visible(note)}", style="yellow"))
     for cell in summary.cells:
         if not cell.valid:
             console.print(Text(f"INVALID {visible(cell.name)}: {visible('; '.join(cell.why))}", style="red"))
-        for note in (*cell.failures[:3], *cell.notes[:3]):
+        for note in (*cell.failures[:3], *(one for one in cell.notes[:3] if one not in shared)):
             console.print(Text(f"{visible(cell.name)}: {visible(note)}", style="yellow"))
 
 

@@ -109,28 +109,40 @@ class Glance(Value, frozen=True, kw_only=True):
 def headline(summary: Summary) -> list[str]:
     """What stands above everything else: the losses and the INVALID, or that there is no loss, as far as is known."""
     alarms = [line for line in summary.headline if line.startswith(("SLOWER", "INVALID"))]
+    found = [*alarms, *_below_dflash(summary.cells)]
+    if any(line.startswith("SLOWER") for line in alarms):
+        return found
     compared = sum(one.speedup_vs_ar is not None for one in summary.cells)
-    if not any(line.startswith("SLOWER") for line in alarms):
-        known = f"None of {plural(compared, 'valid comparison')} with plain decoding is below 1.0× (medians)."
-        nothing = "No valid comparison with plain decoding: nothing here says whether speculation pays."
-        alarms.append(known if compared else nothing)
-    return [*alarms, *_below_dflash(summary.cells)]
+    known = f"None of {plural(compared, 'valid comparison')} with plain decoding is below 1.0× (medians)."
+    nothing = "No valid comparison with plain decoding: nothing here says whether speculation pays."
+    return [*found, known if compared else nothing]
 
 
 def _below_dflash(cells: Sequence[Cell]) -> list[str]:
     """Settings where even the fastest tree loses against the linear scheme."""
-    lost = [
-        f"{one.regime}, concurrency {one.concurrency} ({times(one.best.speedup_vs_dflash)})"
-        for one in glance(cells)
-        if one.best and one.best.speedup_vs_dflash and one.best.speedup_vs_dflash.median < 1.0
-    ]
+    lost = []
+    for one in glance(cells):
+        against = one.best.speedup_vs_dflash if one.best else None
+        if against is not None and against.median < 1.0:
+            noise = ", within noise" if loses(against) == "even" else ""
+            lost.append(f"{one.regime}, concurrency {one.concurrency}: {times(against)}{noise}")
     return [f"SLOWER than DFLASH at every measured budget: {'; '.join(lost)}"] if lost else []
 
 
 def ordered(cells: Sequence[Cell]) -> list[Cell]:
-    """By regime and concurrency, so that what is compared stands together."""
-    order = list(dict.fromkeys(cell.regime for cell in cells))
-    return sorted(cells, key=lambda cell: (order.index(cell.regime), cell.concurrency, cell.temperature))
+    """By regime and concurrency, arms and budgets within, so that what is compared stands together."""
+    regimes, arms = (list(dict.fromkeys(getattr(one, name) for one in cells)) for name in ("regime", "arm"))
+
+    def place(cell: Cell) -> tuple[float, ...]:
+        budget = cell.budget if isinstance(cell.budget, int) else 0 if cell.budget is None else 1 << 30
+        return regimes.index(cell.regime), cell.concurrency, cell.temperature, arms.index(cell.arm), budget
+
+    return sorted(cells, key=place)
+
+
+def shared_notes(cells: Sequence[Cell]) -> tuple[str, ...]:
+    """Notes that every cell has; said once instead of with each."""
+    return tuple(note for note in cells[0].notes if all(note in one.notes for one in cells)) if len(cells) > 1 else ()
 
 
 def glance(cells: Sequence[Cell]) -> list[Glance]:

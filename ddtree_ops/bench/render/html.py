@@ -25,6 +25,7 @@ def render(report: Report) -> str:
         tree=_tree_plot(report.tree),
         style=Markup(_resource("report.css")),  # our own file
         headline=document.headline(report.summary),
+        shared=document.shared_notes(report.summary.cells),
         cells=document.ordered(report.summary.cells),
         glance=document.glance(report.summary.cells),
         conditions=document.conditions(report),

@@ -101,6 +101,8 @@ def _cells(cells: Sequence[Cell]) -> list[str]:
     )
     rows = [_cell_line(one) for one in cells]
     flawed = [f"- **INVALID** {md(one.name)}: {md('; '.join(one.why))}" for one in cells if not one.valid]
+    shared = document.shared_notes(cells)
+    notes = [f"- {md(one.name)}: {md(note)}" for one in cells for note in one.notes if note not in shared]
     failures = [f"- {md(one.name)}: {md(text)}" for one in cells for text in one.failures]
     return [
         "## All cells",
@@ -110,7 +112,10 @@ def _cells(cells: Sequence[Cell]) -> list[str]:
         *table(head, (), numbers=True)[:2],
         *rows,
         "",
-        *([*flawed, ""] if flawed else []),
+        *(f"- All cells: {md(note)}" for note in shared),
+        *flawed,
+        *notes,
+        *([""] if shared or flawed or notes else []),
         *(["Requests that failed:", "", *failures, ""] if failures else []),
     ]
 
