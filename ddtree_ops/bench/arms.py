@@ -29,8 +29,6 @@ PINNED = (
     "mem_fraction_static",
     "chunked_prefill_size",
     "max_prefill_tokens",
-    "cuda_graph_max_bs",
-    "cuda_graph_max_bs_decode",
     "sampling_backend",
 )
 #: Switches: pinned when they are on.
@@ -50,6 +48,8 @@ EXEMPT: Mapping[str, str] = {
     "forward_pass_metrics_ipc_name": "a name of a socket",
     "weight_cache_socket": "a name of a socket",
 }
+#: Of newer releases: what was asked for, of which ``cuda_graph_config`` is what came out; the latter is compared.
+_ASKED_GRAPHS = ("cuda_graph_bs", "cuda_graph_max_bs", "cuda_graph_bs_decode", "cuda_graph_max_bs_decode")
 _SPECULATION = ("speculative_", "_speculative_", "spec_")
 
 
@@ -127,13 +127,30 @@ def pins(reference: Mapping[str, Any], extra_args: Iterable[str], may_differ: It
     found: list[str] = []
     for key in PINNED:
         value = reference.get(key)
-        if key in free or _named(key, named) or isinstance(value, bool) or not isinstance(value, int | float | str):
+        if key in free or key in named or isinstance(value, bool) or not isinstance(value, int | float | str):
             continue
         found += [f"--{key.replace('_', '-')}", str(value)]
+    if not free & {"cuda_graph_config", *_ASKED_GRAPHS}:
+        found += _graph_sizes(reference, named)
     for key in PINNED_SWITCHES:
-        if key not in free and not _named(key, named) and reference.get(key) is True:
+        if key not in free and key not in named and reference.get(key) is True:
             found.append(f"--{key.replace('_', '-')}")
     return tuple(found)
+
+
+def _graph_sizes(reference: Mapping[str, Any], named: set[str]) -> list[str]:
+    """The batch sizes that are captured: SGLang pads finer where it speculates, and plain decoding would pay for it."""
+    if named & {"cuda_graph_bs", "cuda_graph_bs_decode"}:
+        return []
+    config = reference.get("cuda_graph_config")
+    if isinstance(config, Mapping):
+        decode = config.get("decode")
+        if not isinstance(decode, Mapping) or decode.get("backend") == "disabled":
+            return []
+        sizes, flag = decode.get("bs"), "--cuda-graph-bs-decode"
+    else:
+        sizes, flag = reference.get("cuda_graph_bs"), "--cuda-graph-bs"
+    return [flag, *map(str, sizes)] if isinstance(sizes, list) and sizes else []
 
 
 def differences(
@@ -141,6 +158,8 @@ def differences(
 ) -> tuple[str, ...]:
     """Arguments in which two servers differ other than by speculation, in words; empty when they may be compared."""
     free = {*EXEMPT, *may_differ}
+    if "cuda_graph_config" in reference and "cuda_graph_config" in other:
+        free |= set(_ASKED_GRAPHS)
     return tuple(
         f"{key} {_short(other.get(key))} instead of {_short(reference.get(key))}"
         for key in sorted({*reference, *other})
@@ -178,11 +197,6 @@ def counters_between(before: Any, after: Any) -> Any:
 
 def _flag_name(arg: str) -> str:
     return arg.partition("=")[0].lstrip("-").replace("-", "_")
-
-
-def _named(key: str, named: set[str]) -> bool:
-    """``--cuda-graph-max-bs`` is an alias of ``--cuda-graph-max-bs-decode`` in newer releases."""
-    return any(key == name or key.startswith(name) for name in named if len(name) > len("mem_"))
 
 
 def _short(value: Any) -> str:

@@ -124,7 +124,9 @@ REFERENCE = {
     "attention_backend": "triton",
     "disable_overlap_schedule": True,
     "disable_cuda_graph": False,
-    "cuda_graph_max_bs_decode": 32,
+    "cuda_graph_max_bs_decode": None,
+    "cuda_graph_bs_decode": None,
+    "cuda_graph_config": {"decode": {"backend": "full", "bs": [1, 2, 3, 4], "max_bs": 4}, "prefill": {"bs": [16]}},
     "speculative_algorithm": "DDTREE",
     "random_seed": 1,
     "kv_cache_dtype": "auto",
@@ -137,12 +139,32 @@ def test_what_sglang_chooses_per_algorithm_is_pinned() -> None:
     pairs = dict(itertools.pairwise(found))
     assert pairs["--max-running-requests"] == "48"
     assert pairs["--attention-backend"] == "triton"
-    assert pairs["--cuda-graph-max-bs-decode"] == "32"
     assert "--disable-overlap-schedule" in found
     assert "--disable-cuda-graph" not in found
     assert "--mem-fraction-static" not in found, "it is among the deployed flags already"
     assert "--attention-backend" not in arms.pins(REFERENCE, (), ("attention_backend",))
-    assert "--cuda-graph-max-bs-decode" not in arms.pins(REFERENCE, ("--cuda-graph-max-bs", "32"))
+
+
+def test_captured_batch_sizes_are_pinned_and_what_came_out_is_compared() -> None:
+    """SGLang captures 1, 2, 4, 8 without speculation and 1 to 8 with it: plain decoding at 3 requests ran padded."""
+
+    def sizes(words: tuple[str, ...]) -> list[str]:
+        found = [word for word in words if word.isdigit() or word.startswith("--cuda")]
+        return found[next(i for i, word in enumerate(found) if word.startswith("--cuda")) :]
+
+    assert sizes(arms.pins(REFERENCE, ("--cuda-graph-max-bs", "4"))) == ["--cuda-graph-bs-decode", "1", "2", "3", "4"]
+    old = {"cuda_graph_bs": [1, 2], "max_running_requests": 48}
+    assert sizes(arms.pins(old, ())) == ["--cuda-graph-bs", "1", "2"]
+    for words in (
+        arms.pins(REFERENCE, ("--cuda-graph-bs", "1", "2")),
+        arms.pins(REFERENCE, (), ("cuda_graph_config",)),
+        arms.pins({"cuda_graph_config": {"decode": {"backend": "disabled", "bs": [1]}}}, ()),
+    ):
+        assert not [word for word in words if word.startswith("--cuda")]
+    pinned = {**REFERENCE, "cuda_graph_bs_decode": [1, 2, 3, 4]}
+    assert arms.differences(REFERENCE, pinned) == ()
+    other = {**REFERENCE, "cuda_graph_config": {"decode": {"bs": [1, 2, 4]}}}
+    assert "cuda_graph_config" in arms.differences(REFERENCE, other)[0]
 
 
 def test_other_differences_than_speculation_are_named() -> None:
