@@ -87,7 +87,8 @@ def _rule(dtype: str, size: float = LOGIT_SIZE) -> str:
 def _one(plain: Mapping[str, Any], row: Mapping[str, Any], limit: float) -> Comparison:
     left, right = list(plain["ids"]), list(row["ids"])
     shorter = min(len(left), len(right))
-    loop = "" if loop_of(left) else loop_of(right)
+    cut = plain.get("finish") == "length" and len(left) < len(right)  # too short to tell whether plain repeats itself
+    loop = "" if cut or loop_of(left) else loop_of(right)
     first = next((index for index in range(shorter) if left[index] != right[index]), None)
     if first is None and _stopped_early(plain, row):
         first = shorter
@@ -219,12 +220,10 @@ def _answer(name: str, ids: Sequence[int], finish: str) -> dict[str, Any]:
 
 def _beside(pair: IdentityPair, floor: IdentityPair | None) -> IdentityPair:
     """The pair judged beside the floor: what plain decoding does to itself cannot be held against a tree."""
-    loops, usual = _loops(pair), _loops(floor) if floor else []
+    loops, usual = loops_in(pair.comparisons), loops_in(floor.comparisons) if floor else []
     verdict, texts = pair.verdict, [pair.text]
     if loops:
-        texts.append(
-            f"{len(loops)} answers repeat themselves where plain decoding does not; {loops[0].id}: {loops[0].loop}"
-        )
+        texts.append(repeating(loops))
         if len(loops) > max(LOOPS_MOST * len(pair.comparisons), len(usual)):
             verdict = "FAILED"
     if floor is not None and floor.verdict == "FAILED" and pair.verdict == "FAILED":
@@ -233,8 +232,14 @@ def _beside(pair: IdentityPair, floor: IdentityPair | None) -> IdentityPair:
     return msgspec.structs.replace(pair, verdict=verdict, text="; ".join(texts))
 
 
-def _loops(pair: IdentityPair) -> list[Comparison]:
-    return [one for one in pair.comparisons if one.loop]
+def loops_in(comparisons: Iterable[Comparison]) -> list[Comparison]:
+    """Answers that repeat themselves where plain decoding does not."""
+    return [one for one in comparisons if one.loop]
+
+
+def repeating(loops: Sequence[Comparison]) -> str:
+    """The same in words."""
+    return f"{len(loops)} answers repeat themselves where plain decoding does not; {loops[0].id}: {loops[0].loop}"
 
 
 def _words(comparisons: Sequence[Comparison], counts: Mapping[str, int]) -> str:

@@ -123,6 +123,9 @@ def _failures(rows: Sequence[Mapping[str, Any]], compared: identity.Identity | N
                 f"{one.id} differs from plain decoding at token {one.index}, where plain's candidates are "
                 f"{one.gap:.3g} nats apart: a verify bug is suspected"
             )
+    loops = identity.loops_in(compared.comparisons) if compared else []
+    if compared and len(loops) > identity.LOOPS_MOST * len(compared.comparisons):
+        found.append(identity.repeating(loops))
     return found
 
 

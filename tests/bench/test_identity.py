@@ -86,3 +86,18 @@ def test_failed_and_unknown_requests():
     assert found.comparisons == ()
     assert found.missing == ("x",)
     assert found.as_dict()["counts"] == {"equal": 0, "near_tie": 0, "differs": 0, "unjudged": 0}
+
+
+def test_repeating_answers():
+    """F9: period and place; too short an end, and what plain decoding does as well, is none."""
+    from ddtree_ops.bench.loops import loop_of
+
+    assert loop_of([9, 8] + [1, 2, 3] * 30) == "3 tokens again and again from token 2"
+    assert loop_of([7] * 64) == "1 token again and again from token 0"
+    assert loop_of([5] + [7] * 63) == ""
+    assert loop_of(list(range(500))) == loop_of([]) == ""
+    assert loop_of(list(range(60)) * 3) == ""  # three rounds of a long text are no loop yet
+    ours = answer([1] + [7, 8] * 60, finish="length")
+    assert one(answer(list(range(1, 122)), finish="stop"), ours).loop == "2 tokens again and again from token 1"
+    assert one(answer([1] + [7, 8] * 60), ours).loop == ""
+    assert one(answer(list(range(1, 40)), finish="length"), ours).loop == ""  # cut too early to tell

@@ -65,6 +65,15 @@ def test_a_wide_difference_fails():
     assert "2 nats" in found["reasons"][0]
 
 
+def test_answers_that_repeat_themselves_fail():
+    """F9: corrupted state, with a first difference that passes as a near tie; `max_tokens` must be long enough to see it."""
+    ids, loops = list(range(1, 201)), [7, *[8, 9] * 100][:200]
+    top = [[[1, -0.7], [7, -0.75]], *([[one, -0.1], [0, -5.0]] for one in ids[1:])]
+    found = smoke.evaluate(result([{"ids": loops}], max_tokens=200), plain(ids, top))
+    assert found["verdict"] == "FAILED"
+    assert "2 tokens again and again" in found["reasons"][0]
+
+
 def test_a_near_tie_is_reported_and_passes():
     """F4 (a): not bit-identical, and said so."""
     top = [[[1, 0.0]], [[2, -0.7], [7, -0.75]], [[3, 0.0]]]
