@@ -104,6 +104,11 @@ class Server:
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
 
+    def get(self, path: str) -> str:
+        """Return the text of an answer; raises for errors."""
+        with urllib.request.urlopen(self.url + path, timeout=60) as reply:
+            return str(reply.read().decode())
+
     def generate(self, texts: Sequence[str], tokens: int, temperature: float = 0) -> list[dict[str, Any]]:
         """Decode all texts in one batch, greedily unless a temperature is given."""
         sampling = {"temperature": temperature, "max_new_tokens": tokens, "ignore_eos": True}
