@@ -66,7 +66,7 @@ def test_a_wide_difference_fails():
 
 
 def test_answers_that_repeat_themselves_fail():
-    """F9: corrupted state, with a first difference that passes as a near tie; `max_tokens` must be long enough to see it."""
+    """F9: corrupted state, with a first difference that passes as a near tie; a short answer cannot show it."""
     ids, loops = list(range(1, 201)), [7, *[8, 9] * 100][:200]
     top = [[[1, -0.7], [7, -0.75]], *([[one, -0.1], [0, -5.0]] for one in ids[1:])]
     found = smoke.evaluate(result([{"ids": loops}], max_tokens=200), plain(ids, top))
