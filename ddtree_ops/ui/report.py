@@ -48,6 +48,10 @@ def _rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     bench = seen.get("smoke")
     if bench:
         rows += [("bench", headline(bench)), ("identity", identity_line(bench))]
+    gate = seen.get("gate")
+    if gate:
+        passed = sum(bool(one["passed"]) for one in gate["gates"])
+        rows.append(("gates", f"{passed} of {len(gate['gates'])} passed; figures: {gate['folder']}"))
     rows.append(("rollback", f"brings back root hash {str(report['root_before'])[:16]}"))
     slow = sorted(report["steps"].items(), key=lambda item: -item[1])[:6]
     rows.append(("time", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in slow)))
