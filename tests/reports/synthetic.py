@@ -218,6 +218,7 @@ class Maker:
         cells = tuple(
             msgspec.structs.replace(
                 one,
+                clock="gpu",
                 time_us={
                     "draft": 620.0,
                     "build": 95.0 + size / 4,
@@ -247,9 +248,9 @@ class Maker:
                 budget=budget, regime=regime, tokens_per_verify=round(1.02 * law(budget, regime), 3), rounds=4000
             )
             for regime in self.regimes
-            for budget in (None, 4, 8, 16, 32, 64, 128)
+            for budget in (None, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 512, 1023)
         ]
-        return Offline(points=tuple(points), source="HF transformers, batch 1")
+        return Offline(points=tuple(points), source="exact walks, 32 prompts, transformers")
 
     def identity(self) -> results.IdentityReport:
         """A floor with near ties, and one arm."""

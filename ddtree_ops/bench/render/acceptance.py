@@ -41,7 +41,7 @@ def accept_length(cells: Sequence[Cell], offline: Offline | None) -> Plot | None
         _accept_panel(
             f"plot-accept-{index}",
             [one for one in counted if one.regime == regime],
-            offline.curve(regime) if offline else (),
+            _near(offline, regime, trees) if offline else (),
             looks,
             frame_for(columns),
         )
@@ -49,15 +49,14 @@ def accept_length(cells: Sequence[Cell], offline: Offline | None) -> Plot | None
     ]
     legend = [(key(look), f"DDTREE, concurrency {level_}") for level_, look in looks.items()]
     if offline is not None:
-        legend.append((key("offline"), f"offline: {offline.source or 'baseline'}"))
+        legend.append((key("offline"), f"expected: {offline.source or 'offline baseline'}"))
     rows = [(*setting(one), *spread(one.tokens_per_verify, 3), "server") for one in counted]
-    origin = "an exact decoder without a server accepts" if offline else ""
     return Plot(
         name="plot-accept",
         label="Accept length",
         title="Tokens per verify step against the budget",
         caption="Accepted drafts plus the target's own token, summed over requests. "
-        + (f"The offline curve is what {origin}." if offline else "No offline curve was recorded."),
+        + ("Dotted: what the recorded baseline expects." if offline else "No offline baseline was recorded."),
         panels=tuple(panels),
         columns=columns,
         legend=(*legend, *(one for one in control_legend(counted) if "DFLASH" in one[1])),
@@ -91,13 +90,27 @@ def _accept_panel(
         name,
         f"Tokens per verify step, {regime}",
         "; ".join(words),
-        x=Axis(label="budget (draft nodes)", ticks=budget_ticks(at)),
+        x=Axis(label="budget (draft nodes)", ticks=_ticks(at, [one.budget for one in trees])),
         y=Axis(label="tokens per verify step"),
         series=(expected, *series),
         levels=[level(one, one.tokens_per_verify) for one in linear[:1] if one.tokens_per_verify],
         frame=frame,
     )
     return Panel(heading=regime, svg=svg)
+
+
+def _near(offline: Offline, regime: str, trees: Sequence[Cell]) -> tuple[OfflinePoint, ...]:
+    """The expected curve as far as twice the widest measured budget: a recording may go on for hundreds of nodes."""
+    measured = [one.budget for one in trees if isinstance(one.budget, int)]
+    widest = 2 * max(measured, default=512)
+    return tuple(one for one in offline.curve(regime) if one.budget is not None and one.budget <= widest)
+
+
+def _ticks(at: dict[str, float], measured: Sequence[int | str | None]) -> tuple[tuple[float, str], ...]:
+    """Budgets that were measured, and the ends of the expected curve."""
+    ticks = budget_ticks(at)
+    wanted = {str(one) for one in measured} | {ticks[0][1], ticks[-1][1]}
+    return tuple(one for one in ticks if one[1] in wanted)
 
 
 def _offline_points(curve: Sequence[OfflinePoint], at: dict[str, float]) -> Iterable[Point]:

@@ -255,7 +255,7 @@ def _argument(arguments_: dict[str, Any], name: str) -> str:
     return str(arguments_[name]) if name in arguments_ else number(None)
 
 
-STEPS = ("cell", "steps", "nodes/step", "padded", "by width", "by reason", "chain steps", "fallbacks")
+STEPS = ("cell", "steps", "nodes/step", "padded", "by width", "by budget", "by reason", "chain steps", "fallbacks")
 
 
 def step_rows(found: Acceptance) -> list[tuple[str, ...]]:
@@ -271,6 +271,7 @@ def step_rows(found: Acceptance) -> list[tuple[str, ...]]:
                 number(one.nodes_built / one.request_steps if one.nodes_built is not None else None, 1),
                 number(one.nodes_padded, 0),
                 _counts(one.steps_by_width),
+                _counts(one.steps_by_budget),
                 _counts(one.steps_by_reason),
                 number(one.chain_steps, 0),
                 _counts(one.fallbacks),
@@ -294,7 +295,7 @@ def missing(report: Report) -> list[tuple[str, str]]:
     counted = report.acceptance.cells
     wanted = (
         (report.identity, "token identity", "it needs the plain arm and greedy answers"),
-        (report.offline, "an offline accept curve", "`ddtree-ops baseline record`"),
+        (report.offline, "an expected accept curve", "`ddtree-ops baseline curve TRACE --out DIR/offline.json`"),
         (any(one.by_depth for one in counted), "acceptance by depth", "the payload's counters"),
         (any(one.first_miss_rank for one in counted), "first-miss ranks", "the payload's counters"),
         (any(one.time_us for one in counted), "the time split", "the payload's sampled timers"),

@@ -36,7 +36,7 @@ def time_split(cells: Sequence[AcceptanceCell]) -> Plot | None:
         name="plot-split",
         label="Time split",
         title="Where a step's time goes",
-        caption="Mean microseconds of the sampled steps, as the payload measured them (CUDA events on a GPU).",
+        caption=f"Mean microseconds of the sampled steps, by {_clock(timed)}.",
         panels=panels,
         columns=columns,
         legend=tuple((_swatch(index), stage) for index, stage in enumerate(STAGES)),
@@ -45,6 +45,11 @@ def time_split(cells: Sequence[AcceptanceCell]) -> Plot | None:
             rows=tuple(_row(one) for one in timed),
         ),
     )
+
+
+def _clock(cells: Sequence[AcceptanceCell]) -> str:
+    names = {"gpu": "the GPU's own clock", "host": "the host's clock"}
+    return " and ".join(dict.fromkeys(names.get(one.clock, "a clock that is not named") for one in cells))
 
 
 def _row(cell: AcceptanceCell) -> tuple[str, ...]:
