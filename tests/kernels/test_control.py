@@ -243,13 +243,16 @@ def test_each_batch_has_its_own_arm() -> None:
         {(batch, width): 500.0 + 20.0 * batch * width for batch in (1, 2, 8, 32) for width in WIDTHS}
     )
     controller = auto.Auto(ladder.Ladder.of(WIDTHS), table, BLOCK, 64)
-    chosen = {}
+    chosen, first = {}, {}
     for batch in (1, 7, 32):
         size = table.bucket(batch)
         world = World(POOR, lambda width, size=size: 500.0 + 20.0 * size * width, batch=batch)
         _, taken = _run(controller, world, 1500)
-        chosen[batch] = taken[-1].width
+        chosen[batch], first[batch] = taken[-1].width, taken[0]
     assert chosen[1] > chosen[7] >= chosen[32]
+    assert first[1].reason == "probe"
+    assert first[32].reason == "cost", "paths of other batches and the table tell enough to begin with"
+    assert first[32].width == chosen[32]
     assert set(controller.shown()) == {"1", "8", "32"}
 
 

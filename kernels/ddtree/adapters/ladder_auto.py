@@ -11,6 +11,7 @@ ran in between.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -23,14 +24,21 @@ from ..build.torch_builder import TreeBatch
 from ..control.auto import Auto, Sample
 from ..control.choice import Choice
 
-SAMPLE_EVERY = 4
-"""Steps from one copied path to the next; all steps of a probe are copied."""
+logger = logging.getLogger(__name__)
+
+SAMPLE_EVERY, SAMPLE_LARGE = 4, 8
+"""Steps from one copied path to the next, for small batches and from ``LARGE`` on; all steps of a probe are copied."""
+
+LARGE = 9
 
 SLOTS = 16
 """Paths that may be on their way: results lag one or two steps."""
 
 SHOW_EVERY = 64
 """Results between two looks at the controller in the beacon."""
+
+TELL = 100
+"""Lines in the log about changed choices."""
 
 LEARNS_FROM = ("cost", "probe")
 
@@ -51,6 +59,8 @@ class AutoBudget:
         self._last: tuple[int, Choice] | None = None
         self._alike = 0
         self._began = 0.0
+        self._told: dict[int, Choice] = {}
+        self._tells = TELL
 
     def began(self, batch: int, choice: Choice) -> None:
         """Note that a decode step begins."""
@@ -58,8 +68,19 @@ class AutoBudget:
         same = self._last is not None and self._last[0] == batch and _same(self._last[1], choice)
         if same and self._alike >= 2 and choice.reason in LEARNS_FROM:
             self.controller.took(batch, choice, (now - self._began) * 1e6)
+        if not same and choice.reason == "cost":
+            self._tell(batch, choice)
         self._alike = self._alike + 1 if same else 0
         self._last, self._began = this, now
+
+    def _tell(self, batch: int, choice: Choice) -> None:
+        """Log a change of the choice for a batch size, as long as there are few."""
+        before = self._told.get(batch)
+        if (before is None or not _same(before, choice)) and self._tells:
+            self._told[batch] = choice
+            self._tells -= 1
+            what = "the chain" if choice.chain else f"trees of {choice.budget} nodes"
+            logger.info("DDTREE auto: batches of %d requests get %s (width %d).", batch, what, choice.width)
 
     def interrupted(self) -> None:
         """Note that something else than a decode step runs: the next step's time says nothing."""
@@ -69,7 +90,8 @@ class AutoBudget:
         """Note a step whose work is queued; ``path``: ``[bs, P]`` accepted nodes, on the device."""
         slot = None
         self._steps += 1
-        if choice.reason == "probe" or (choice.reason in LEARNS_FROM and self._steps % SAMPLE_EVERY == 0):
+        every = SAMPLE_EVERY if batch < LARGE else SAMPLE_LARGE
+        if choice.reason == "probe" or (choice.reason in LEARNS_FROM and self._steps % every == 0):
             slot = self._copy(batch, tree, path)
         self._waiting.append((batch, choice, slot))
 
@@ -93,6 +115,8 @@ class AutoBudget:
         if not self._waiting:
             return
         _, choice, slot = self._waiting.popleft()
+        if choice.reason in LEARNS_FROM:
+            self.controller.got(batch, choice, accepted)
         if slot is not None:
             self._learn(choice, slot, accepted, batch)
         self._results += 1

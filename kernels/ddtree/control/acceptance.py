@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from math import log2
 
-HALF_LIFE = 512.0
+HALF_LIFE = 1024.0
 """Observations (one request in one step) after which one counts half."""
 
 FLAT = 0.9
@@ -41,7 +41,7 @@ class Mean:
 
 
 class Acceptance:
-    """Expected accepted drafts by width, and of the chain, for one kind of batch."""
+    """Expected accepted drafts by width, and of the chain; the same for batches of every size."""
 
     def __init__(self, widths: Sequence[int], depth: int, half_life: float = HALF_LIFE) -> None:
         self._widths = tuple(sorted(widths))

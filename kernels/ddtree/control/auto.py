@@ -2,8 +2,8 @@
 
 Arms of a batch size: the chain in its own width, and trees of every width worth its cost (``CostTable.worthwhile``). An
 arm's worth is (1 + expected accepted drafts) / time of a step. Acceptance comes from ``Acceptance``: one arm's paths
-tell exactly about all narrower ones, and about the chain. Time comes from the steps themselves where the arm has run,
-else from the running arm's time plus the difference of measured verify costs.
+tell exactly about all narrower ones, and about the chain, and a batch's size does not matter to them. Time comes from
+the steps themselves where the arm has run, else from the running arm's time plus the difference of verify costs.
 
 The best arm is looked for every ``EVERY`` steps and taken over when it is better by ``MARGIN`` (the chain: by
 ``CHAIN_MARGIN``, since it is what must never be lost to). What is not known is looked at in short probes: at the start
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .acceptance import Acceptance
+from .acceptance import Acceptance, Mean
 from .choice import Choice
 from .costs import CostTable
 from .ladder import Ladder
@@ -40,6 +40,9 @@ PROBE_AFTER, PROBE_AT_MOST = 1024, 16384
 
 HOPE = 1.5
 """What a tree may bring over the chain, before any tree was seen: only decides whether a probe is worth while."""
+
+ENOUGH = 64
+"""Paths seen elsewhere after which another batch size needs no first probe."""
 
 AFFORDABLE = 2.0
 """The first probe's verify cost is at most so many times the chain's."""
@@ -99,17 +102,29 @@ class _Time:
 class Bucket:
     """The arms of one (padded) batch size and what is known about them."""
 
-    def __init__(self, batch: int, ladder: Ladder, costs: CostTable, block_size: int, budget: int) -> None:
+    def __init__(
+        self,
+        batch: int,
+        ladder: Ladder,
+        costs: CostTable,
+        block_size: int,
+        budget: int,
+        acceptance: Acceptance,
+        rest_us: float | None = None,
+    ) -> None:
+        """Begin; ``rest_us`` (a step of another batch size without its verify pass) can save the first probe."""
         self._batch, self._costs, self._block = batch, costs, block_size
+        self.acceptance = acceptance
         widths = tuple(width for width in ladder.at(batch) if width <= budget + 1)
         self.chain = Arm(ladder.holds(block_size - 1, batch), True)
         trees = costs.worthwhile(batch, widths) if widths else ()
         self.arms = (self.chain, *(Arm(width, False) for width in trees))
-        self.acceptance = Acceptance(widths or (block_size,), block_size - 1)
+        self._measured = {arm: Mean() for arm in self.arms}
         self._times = {arm: _Time() for arm in self.arms}
         self.steps = self.changes = self.probes = 0
-        self.arm = self._first()
-        self._back: Arm | None = None if self.arm.chain else self.chain
+        guess = self._guess(rest_us)
+        self.arm = guess or self._widest_affordable()
+        self._back: Arm | None = None if guess or self.arm.chain else self.chain
         self._probe_left = START + 1 if self._back is not None else 0
         self._dwelt = 0
         self._probe_at, self._probe_gap = PROBE_AFTER, PROBE_AFTER
@@ -117,7 +132,20 @@ class Bucket:
         self._tour = [arm for arm in self.arms if arm != self.arm and costs.us(batch, arm.width) is None]
         self._turn = 0
 
-    def _first(self) -> Arm:
+    def _guess(self, rest_us: float | None) -> Arm | None:
+        """Return the arm that should be best by what other batch sizes have shown, ``None`` without enough."""
+        costs = {arm: self._costs.us(self._batch, arm.width) for arm in self.arms}
+        if rest_us is None or self.acceptance.seen < ENOUGH or not self.acceptance.knows_trees:
+            return None
+        worth = {arm: (1.0 + self.accepted(arm)) / (rest_us + us) for arm, us in costs.items() if us is not None}
+        return max(worth, key=lambda arm: (worth[arm], arm.chain)) if len(worth) == len(costs) else None
+
+    def rest_us(self) -> float | None:
+        """Return a step's time without its verify pass, ``None`` where that is not known."""
+        cost, time = self._costs.us(self._batch, self.arm.width), self._times[self.arm]
+        return max(time.us - cost, 0.0) if cost is not None and time.count > SETTLED else None
+
+    def _widest_affordable(self) -> Arm:
         """Return the widest arm that may be afforded for a few steps: it tells about all narrower ones."""
         floor = self._costs.us(self._batch, self.chain.width)
         for arm in reversed(self.arms):
@@ -168,6 +196,11 @@ class Bucket:
                 self.acceptance.chain(len(sample.nodes), self._block - 1)
             else:
                 self.acceptance.tree(arm.width, sample.nodes, sample.ranks, sample.next_was_there)
+
+    def got(self, arm: Arm, accepted: Sequence[int]) -> None:
+        """Note the accepted drafts of one of the arm's steps; only shown, beside what is expected."""
+        if arm in self._measured and accepted:
+            self._measured[arm].add(sum(accepted) / len(accepted), _TIME_KEEP)
 
     def time_us(self, arm: Arm) -> float:
         """Return the expected time of an arm's step; 0 before any step was timed."""
@@ -250,6 +283,7 @@ class Bucket:
                 arm.name(): {
                     "width": arm.width,
                     "accepted": round(self.accepted(arm), 3),
+                    "accepted_lately": round(self._measured[arm].value, 3),
                     "step_us": round(self.time_us(arm), 1),
                     "measured_steps": self._times[arm].count,
                     "tok_per_s": round(self.worth(arm), 1),
@@ -264,6 +298,7 @@ class Auto:
 
     def __init__(self, ladder: Ladder, costs: CostTable, block_size: int, budget: int) -> None:
         self._ladder, self._costs, self._block, self._budget = ladder, costs, block_size, budget
+        self.acceptance = Acceptance(ladder.widths, block_size - 1)
         self._buckets: dict[int, Bucket] = {}
         self._of_batch: dict[int, Bucket] = {}
 
@@ -273,7 +308,11 @@ class Auto:
         if found is None:
             size = self._costs.bucket(batch)
             if size not in self._buckets:
-                self._buckets[size] = Bucket(size, self._ladder, self._costs, self._block, self._budget)
+                rest = [(-other.steps, us) for other in self._buckets.values() if (us := other.rest_us()) is not None]
+                self._buckets[size] = Bucket(
+                    size, self._ladder, self._costs, self._block, self._budget, self.acceptance,
+                    min(rest)[1] if rest else None,
+                )  # fmt: skip
             found = self._of_batch[batch] = self._buckets[size]
         return found
 
@@ -292,6 +331,10 @@ class Auto:
     def saw(self, batch: int, choice: Choice, samples: Sequence[Sample]) -> None:
         """Note the paths of a step."""
         self.bucket(batch).saw(Arm(choice.width, choice.chain), samples)
+
+    def got(self, batch: int, choice: Choice, accepted: Sequence[int]) -> None:
+        """Note the accepted drafts of a step, per request."""
+        self.bucket(batch).got(Arm(choice.width, choice.chain), accepted)
 
     def shown(self) -> dict[str, Any]:
         """Return what a beacon shows, by batch size."""
