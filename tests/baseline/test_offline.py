@@ -1,0 +1,26 @@
+"""The checks of ``offline_checks.py``, run once by the CPU environment's Python and reported one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kernels import checks
+from tests.sglang_cpu.servers import Environment
+
+pytestmark = pytest.mark.sglang
+
+CHECKS = Path(__file__).with_name("offline_checks.py")
+
+
+@pytest.fixture(scope="module")
+def results(cpu_environment: Environment) -> checks.Outcomes:
+    """Name of a check -> ``None`` or its traceback."""
+    return checks.outcomes(cpu_environment, CHECKS)
+
+
+@pytest.mark.parametrize("name", checks.names(CHECKS))
+def test_offline(name: str, results: checks.Outcomes) -> None:
+    """See the docstring of the check."""
+    assert results[name] is None, results[name]
