@@ -99,3 +99,44 @@ def test_nothing_waits_for_the_device() -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+def test_one_graph_serves_every_width() -> None:
+    """The width is data: a graph captured in one width must build, in every other, what is built without a graph."""
+    from ddtree.build import torch_builder
+    from ddtree.build.select import TreeBuilder
+    from ddtree.build.shape import DeviceShape, Shape
+
+    bs, depth, vocab, budget = 5, 15, 5000, 64
+    builder = TreeBuilder(bs, depth, budget, budget + 1, vocab, "cuda")
+    shape = DeviceShape(Shape(budget + 1, budget), "cuda")
+    logits = triton_checks.make_logits(torch.Generator().manual_seed(22), (bs, depth, vocab), "bfloat16").cuda()
+    lens = torch.tensor([3, 700, 0, 41, 128], device="cuda")
+    budgets, ends = torch.full_like(lens, 64), lens + torch.tensor([99, 99, 4, 1, 0], device="cuda")
+    budgets[1] = 20
+    full = torch.zeros((budget + 1) * (1000 + bs * (budget + 1)), dtype=torch.bool, device="cuda")
+
+    def step() -> None:
+        ids, _, scores = builder.candidates(logits)
+        builder.build(lens, ids, scores, lens, budgets, ends, shape, full, square_mask=False)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    ids, _, scores = builder.candidates(logits)
+    for one in (Shape(17, 16), Shape(65, 64), Shape(16, 15, 1), Shape(33, 20), Shape(8, 7), Shape(65, 9), Shape(2, 1)):
+        shape.set(one)
+        full.zero_()
+        graph.replay()
+        twin = torch_builder.build_trees(lens, ids, scores, lens, budgets, ends, one)
+        found = builder.trees(bs, one.width)
+        for field, tensor in vars(twin).items():
+            assert field == "mask" or torch.equal(getattr(found, field), tensor), (one, field)
+        at = 0
+        for b in range(bs):
+            rows = one.width, int(lens[b]) + one.width
+            block = full[at : at + rows[0] * rows[1]].view(rows)
+            assert torch.equal(block[:, rows[1] - one.width :], twin.mask[b]), (one, b)
+            at += rows[0] * rows[1]
+        assert not bool(full[at:].any()), (one, "written behind the last mask")
