@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.hosts import layers
-from tests.sglang_cpu.servers import REPOSITORY, Environment, make_patched_tree
+from tests.sglang_cpu import runs
+from tests.sglang_cpu.runs import PAIR
+from tests.sglang_cpu.servers import Environment, make_patched_tree
 
-PAIR = REPOSITORY / "tests" / "models" / "pytiny"
+__all__ = ["PAIR"]
 
 
 def _layer() -> Path:
@@ -35,3 +37,22 @@ def cpu_environment() -> Environment:
 def patched_tree(cpu_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder whose ``sglang`` is the pristine package plus recipe plus payload."""
     return make_patched_tree(cpu_environment.sglang, tmp_path_factory.mktemp("patched"))
+
+
+@pytest.fixture(scope="session")
+def plain_run(cpu_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> runs.PlainRun:
+    """Answers of the unmodified server without speculation."""
+    return runs.run_plain(cpu_environment, tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(scope="session", params=["overlap", "sync"])
+def ddtree_run(
+    request: pytest.FixtureRequest,
+    cpu_environment: Environment,
+    patched_tree: Path,
+    plain_run: runs.PlainRun,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> runs.DDTreeRun:
+    """Everything that a DDTREE server is asked; ``plain_run`` comes first, so that one server runs at a time."""
+    folder = tmp_path_factory.mktemp("ddtree")
+    return runs.run_ddtree(cpu_environment, patched_tree, plain_run, folder, request.param == "overlap")
