@@ -103,7 +103,9 @@ def wanted(beside: Path | None, given: Mapping[str, Any]) -> Wanted:
     origins |= dict.fromkeys(given, "command line")
     book = _convert({**msgspec.to_builtins(book), **given})
     _check_book(book, origins)
-    prompts, regimes = _prompts(book, origins, beside)
+    places = {key: _beside(getattr(book, key), key, origins, beside) for key in ("prompts", "gate")}
+    book = msgspec.structs.replace(book, **places)
+    prompts, regimes = _prompts(book)
     auto = book.budget == "auto"
     plan = Plan(
         arms=book.arms,
@@ -130,7 +132,7 @@ def wanted(beside: Path | None, given: Mapping[str, Any]) -> Wanted:
         gpu_tolerance_mib=book.gpu_tolerance_mib,
         gpu_timeout=book.gpu_timeout,
         smoke=book.smoke,
-        gate=str(_beside(book.gate, "gate", origins, beside)) if book.gate else "",
+        gate=book.gate,
         wish=msgspec.to_builtins(book),
         origins=origins,
     )
@@ -168,13 +170,11 @@ def _tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _prompts(
-    book: BenchBook, origins: Mapping[str, str], beside: Path | None
-) -> tuple[dict[str, tuple[records.Prompt, ...]], tuple[str, ...]]:
+def _prompts(book: BenchBook) -> tuple[dict[str, tuple[records.Prompt, ...]], tuple[str, ...]]:
     """Prompts by regime, and the regimes in order; the file's own ones where it is one's own file."""
     if book.prompts:
         found: dict[str, tuple[records.Prompt, ...]] = {}
-        for one in records.read(_beside(book.prompts, "prompts", origins, beside)):
+        for one in records.read(Path(book.prompts)):
             found[one.regime] = (*found.get(one.regime, ()), one)
         return {name: items[: book.count or None] for name, items in found.items()}, tuple(found)
     asked = _tuple(book.regime)
@@ -182,11 +182,13 @@ def _prompts(
     return {name: library.prompts(name, book.count) for name in regimes}, regimes
 
 
-def _beside(text: str, key: str, origins: Mapping[str, str], beside: Path | None) -> Path:
-    """A path of the playbook is relative to the inventory's folder, one of the command line to the present one."""
+def _beside(text: str, key: str, origins: Mapping[str, str], beside: Path | None) -> str:
+    """A path as an absolute one ("" stays): that of a playbook is relative to the inventory's folder."""
+    if not text:
+        return ""
     path = Path(text).expanduser()
-    relative = not path.is_absolute() and origins.get(key) != "command line" and beside is not None
-    return beside / path if relative and beside is not None else path
+    of_playbook = origins.get(key) != "command line" and beside is not None
+    return str((beside / path if of_playbook and beside is not None else path).absolute())
 
 
 def gates_for(path: Path | None, wanted: Wanted, served: int) -> GateBook | None:

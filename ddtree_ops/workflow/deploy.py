@@ -145,9 +145,11 @@ def _gated(steps: Playbook, options: Options, budget: int, inventory: Inventory)
     """
     if options.gate is not None and not steps.has("start"):
         raise UsageError("--gate needs the service", where="--gate", next_step="leave one out")
-    steps = steps.with_gate(options.gate) if options.gate is not None else steps
+    if options.gate is not None:
+        steps = steps.with_gate(options.gate.absolute())
     for step in steps.steps:
         if step.kind.name == "gate":
+            step.params["file"] = str((inventory.beside or Path()).absolute() / step.params["file"])
             planned(Path(step.params["file"]), budget, inventory.beside)
     return steps
 
