@@ -6,6 +6,7 @@ import itertools
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -245,3 +246,25 @@ def test_axes_have_few_round_ticks_that_cover(low: float, high: float) -> None:
     assert ticks[-1] >= high
     steps = {round(after - before, 9) for before, after in itertools.pairwise(ticks)}
     assert len(steps) == 1 or high < 0.01
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"budgets": ("auto",)},
+        {"budgets": (32, "auto"), "concurrency": (1, 2, 4, 8, 16, 32)},
+        {"budgets": (1, 1023)},
+        {"arms": ("ar",)},
+        {"arms": ("dflash",)},
+        {"arms": ("ddtree",), "concurrency": (64,)},
+        {"regimes": tuple(f"regime {number}" for number in range(7)), "budgets": (8,)},
+    ],
+    ids=lambda shape: ", ".join(shape),
+)
+def test_odd_shapes_of_a_bench_have_reports(tmp_path: Path, shape: dict[str, Any]) -> None:
+    """Defect: a division, an empty maximum or a missing look that only one kind of sweep meets."""
+    folder = Maker(**{"budgets": (8, 16), "concurrency": (1,), "regimes": ("chat",), **shape}).write(tmp_path / "odd")
+    page, site = texts(folder)
+    assert page.count("\n| ") > 5
+    assert "plot-throughput-0" in site
+    assert not re.search(r'(?:x|y|d|points|width|height|transform)="[^"]*(?:nan|inf)', site)

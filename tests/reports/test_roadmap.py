@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -175,3 +176,42 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     ran = CliRunner().invoke(main, ["--results", str(tmp_path)])
     assert ran.exit_code == 2
     assert "broken.json" in ran.output
+
+
+def test_what_the_gpu_driver_merges_is_understood(tmp_path: Path) -> None:
+    """Defect: result files that change their shape without the tables, so that a GPU session is listed as "other"."""
+    spec = importlib.util.spec_from_file_location("gpu_merge", ROOT / "benchmarks" / "gpu" / "merge.py")
+    assert spec is not None
+    assert spec.loader is not None
+    merge = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(merge)
+    lines = [
+        {
+            **{
+                "target": "t",
+                "arm": arm,
+                "budget": budget,
+                "concurrency": 4,
+                "temperature": 0.0,
+                "start": start,
+                "pass": 1,
+            },
+            **{"prompts": 8, "tokens": 800, "verify_steps": 400, "cached_tokens": 0, "wall_s": 1.0},
+            **{"tok_per_s": speed + start, "tokens_per_verify": accept, "step_ms": 1.5},
+        }
+        for start in (1, 2)
+        for arm, budget, speed, accept in (
+            ("ar", None, 90.0, None),
+            ("dflash", None, 100.0, 2.0),
+            ("ddtree-16", "16", 120.0, 2.5),
+            ("ddtree-auto", "auto", 130.0, 2.4),
+            ("ddtree-chain", "chain", 99.0, 2.0),
+        )
+    ]
+    found = folder(tmp_path, *merge.merge(lines))
+    assert [one.kind for one in found] == ["serving"]
+    plan = "\n".join(tables.budget_plan(found))
+    assert "| 16 | – | 1.25× | **1.20×** |" in plan
+    assert "| auto | – | 1.20× | **1.30×** |" in plan
+    assert "chain" not in plan
+    assert "| ddtree-chain | 2.00 | 1.50 | 100 (0.99×) |" in "\n".join(tables.serving(found))
