@@ -126,13 +126,13 @@ class VerifyGraphs:
         runner.decode_cuda_graph_runner = own
 
     def _capture(self, width: int, runner_class: Callable[..., Any]) -> None:
-        free, start = torch.cuda.mem_get_info(self._runner.device)[0], time.perf_counter()
+        free, start = torch.cuda.mem_get_info()[0], time.perf_counter()
         graphs = runner_class(self._runner, speculative_num_draft_tokens=width)
         if compat.captured_width(graphs) != width:
             raise RuntimeError(f"DDTREE: asked for graphs of width {width}, got {compat.captured_width(graphs)}")
         self._by_width[width] = graphs
         self.seconds[width] = round(time.perf_counter() - start, 2)
-        self.bytes[width] = free - torch.cuda.mem_get_info(self._runner.device)[0]
+        self.bytes[width] = free - torch.cuda.mem_get_info()[0]
 
     def use(self, width: int) -> None:
         """Let the target's next verify pass run in the graphs of ``width``."""
@@ -191,7 +191,7 @@ def _sizes(runner: Any, context: int, features: int) -> memory.Sizes:
     inner = int(getattr(config.hf_text_config, "intermediate_size", None) or 4 * hidden)
     vocab = int(config.vocab_size)
     row = vocab * 4 + vocab * 2 + 2 * (8 * hidden + 3 * inner)
-    free = torch.tensor([torch.cuda.mem_get_info(runner.device)[0]], dtype=torch.int64)
+    free = torch.tensor([torch.cuda.mem_get_info()[0]], dtype=torch.int64)
     if runner.tp_group.world_size > 1:
         torch.distributed.all_reduce(free, op=torch.distributed.ReduceOp.MIN, group=runner.tp_group.cpu_group)
     layers = int(getattr(config, "num_hidden_layers", None) or 32)
