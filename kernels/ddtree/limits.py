@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+OTHERWISE = "serve with --speculative-algorithm DFLASH, which verifies a chain, or without speculation"
+
 
 class Rule(NamedTuple):
     """One refusal: ``found`` returns a description of the offending setting, or ``None``."""
@@ -63,7 +65,7 @@ def refuse_configuration(cfg: Any) -> None:
     hits = [(rule, text) for rule in START_RULES if (text := rule.found(cfg)) is not None]
     if hits:
         listed = "; ".join(f"{text} ({rule.why})" for rule, text in hits)
-        raise ValueError(f"DDTREE does not support in this version: {listed}.")
+        raise ValueError(f"DDTREE does not support in this version: {listed}. Leave that out, or {OTHERWISE}.")
 
 
 GPU_MAX_BUDGET = 256
@@ -73,7 +75,8 @@ def refuse_gpu_budget(budget: int) -> None:
     """Raise ``ValueError`` for trees that the GPU kernels do not build."""
     if budget > GPU_MAX_BUDGET:
         raise ValueError(
-            f"DDTREE: a budget of {budget} nodes is above the {GPU_MAX_BUDGET} that the GPU builder covers."
+            f"DDTREE: a budget of {budget} nodes is above the {GPU_MAX_BUDGET} that the GPU builder covers; "
+            "give a smaller one with DDTREE_BUDGET or --speculative-num-draft-tokens (budget + 1)."
         )
 
 
@@ -102,7 +105,10 @@ def refuse_target(model_config: Any, sliding_window: Any, recurrent: bool, lm_he
 def refuse_memory(virtual_slots: bool) -> None:
     """Raise ``ValueError`` where the table of KV slots holds ids that are not slots."""
     if virtual_slots:
-        raise ValueError("DDTREE does not support in this version a unified memory pool (virtual KV slots).")
+        raise ValueError(
+            "DDTREE does not support in this version a unified memory pool (virtual KV slots). "
+            f"Leave --enable-unified-memory out, or {OTHERWISE}."
+        )
 
 
 def refuse_drafter(draft_model: Any, draft_config: Any) -> None:
@@ -127,7 +133,8 @@ def refuse_drafter(draft_model: Any, draft_config: Any) -> None:
 def _raise(what: str, problems: list[str]) -> None:
     if problems:
         listed = "; nor with ".join(problems)
-        raise ValueError(f"DDTREE does not support in this version a {what} with {listed}.")
+        way_out = OTHERWISE if what == "target" else f"give another with --speculative-draft-model-path, or {OTHERWISE}"
+        raise ValueError(f"DDTREE does not support in this version a {what} with {listed}. You can {way_out}.")
 
 
 def refuse_request(

@@ -54,10 +54,10 @@ def test_contradictions_name_both_sources(
 
 def test_configurations_that_are_not_served() -> None:
     """Every offending setting is named at once; a clean configuration passes."""
-    clean = SimpleNamespace(tp_size=1, page_size=1, disaggregation_mode="null", enable_lora=None)
+    clean = SimpleNamespace(pp_size=1, page_size=1, disaggregation_mode="null", enable_lora=None)
     limits.refuse_configuration(clean)
-    with pytest.raises(ValueError, match=r"--tp-size 2.*--page-size 16"):
-        limits.refuse_configuration(SimpleNamespace(tp_size=2, page_size=16, disaggregation_mode="null"))
+    with pytest.raises(ValueError, match=r"--pp-size 2.*--page-size 16.*Leave that out, or serve with"):
+        limits.refuse_configuration(SimpleNamespace(pp_size=2, page_size=16, disaggregation_mode="null"))
 
 
 def _request(**changes: Any) -> SimpleNamespace:
@@ -137,7 +137,7 @@ def test_targets_that_are_not_served(changes: dict[str, Any], words: str) -> Non
         "lm_head": SimpleNamespace(weight=_Weight()),
     }
     limits.refuse_target(**good)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=f"{words}.*--speculative-algorithm DFLASH"):
         limits.refuse_target(**{**good, **changes})
 
 
@@ -153,7 +153,7 @@ def test_targets_that_are_not_served(changes: dict[str, Any], words: str) -> Non
 def test_drafters_that_are_not_served(model: dict[str, Any], config: dict[str, Any], words: str) -> None:
     """Their heads are conditional: a best-first tree over plain marginals would be built from the wrong scores."""
     limits.refuse_drafter(SimpleNamespace(candidate_selector=None), SimpleNamespace(projector_type=None))
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=f"{words}.*--speculative-draft-model-path"):
         limits.refuse_drafter(SimpleNamespace(**model), SimpleNamespace(**config))
 
 

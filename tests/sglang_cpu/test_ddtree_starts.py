@@ -37,7 +37,7 @@ REFUSED: dict[str, tuple[list[str], dict[str, str], list[str]]] = {
     ),
     "cpu": ([], {"DDTREE_ALLOW_CPU": "0"}, ["CUDA", "cpu"]),
     "pages": (["--page-size", "16"], {}, ["--page-size 16"]),
-    "tensor parallel": (["--tp-size", "2"], {}, ["--tp-size 2"]),
+    "pipeline parallel": (["--pp-size", "2"], {}, ["--pp-size 2", "Leave that out"]),
     "window": (["--speculative-draft-window-size", "128"], {}, ["--speculative-draft-window-size 128"]),
     "draft backend": (["--speculative-draft-attention-backend", "flashinfer"], {}, ["torch_native", "flashinfer"]),
 }  # fmt: skip
