@@ -77,11 +77,14 @@ def _accept_panel(
     marks = [(one, point(at[str(one.budget)], one, one.tokens_per_verify)) for one in trees if one.tokens_per_verify]
     series = [
         Series(
-            name=f"concurrency {concurrency}",
+            name=f"concurrency {concurrency}" + (", automatic" if auto else ""),
             look=look,
-            points=tuple(mark for cell, mark in marks if str(cell.concurrency) == concurrency),
+            joined=not auto,
+            points=tuple(mark for cell, mark in marks if _is(cell, concurrency, auto)),
         )
         for concurrency, look in looks.items()
+        for auto in (False, True)
+        if not auto or "auto" in at
     ]
     expected = Series(name="offline", look="offline", points=tuple(_offline_points(curve, at)), marked=False)
     linear = [one for one in here if one.arm == "dflash" and one.valid and one.tokens_per_verify]
@@ -97,6 +100,10 @@ def _accept_panel(
         frame=frame,
     )
     return Panel(heading=regime, svg=svg)
+
+
+def _is(cell: Cell, concurrency: str, auto: bool) -> bool:
+    return str(cell.concurrency) == concurrency and (cell.budget == "auto") is auto
 
 
 def _near(offline: Offline, regime: str, trees: Sequence[Cell]) -> tuple[OfflinePoint, ...]:

@@ -16,7 +16,7 @@ from ..schema import AcceptanceCell, Cell, Interval
 from .svg import Frame, Level, Point, key
 from .text import number, plural, short
 
-LOOKS = ("s0", "s1", "s2", "s3", "s4", "s5")
+LOOKS = ("s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7")
 SETTING = ("arm", "budget", "regime", "concurrency")
 _CONTROLS = {"ar": ("ref-ar", "AR (no speculation)"), "dflash": ("ref-dflash", "DFLASH (linear)")}
 _FRAMES = {1: (420.0, 262.0), 2: (420.0, 246.0), 3: (352.0, 240.0), 4: (272.0, 214.0)}

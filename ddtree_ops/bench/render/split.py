@@ -12,7 +12,7 @@ from .svg import document, el, round_ticks, scale, tip
 from .text import number
 
 STAGES = ("draft", "build", "verify", "commit")
-_LEFT, _RIGHT, _TOP, _BAR, _GAP = 44.0, 16.0, 6.0, 18.0, 8.0
+_LEFT, _RIGHT, _TOP, _BAR, _GAP = 44.0, 24.0, 6.0, 18.0, 8.0
 
 
 def time_split(cells: Sequence[AcceptanceCell]) -> Plot | None:

@@ -41,7 +41,7 @@ class Point(Value, frozen=True, kw_only=True):
 
 
 class Series(Value, frozen=True, kw_only=True):
-    """Points in the order of x; ``look`` names a class of the style sheet (``s0`` to ``s5``, ``ref-ar``, …)."""
+    """Points in the order of x; ``look`` names a class of the style sheet (``s0`` to ``s7``, ``ref-ar``, …)."""
 
     name: str
     points: tuple[Point, ...]
@@ -266,6 +266,8 @@ _SHAPES = {
     "s3": "M0-5L5 0L0 5L-5 0Z",
     "s4": "M0 4.8L-4.6-3.4H4.6Z",
     "s5": "M-4.6-1.6h3v-3h3.2v3h3v3.2h-3v3h-3.2v-3h-3Z",
+    "s6": "M-5.2-2h10.4v4H-5.2Z",
+    "s7": "M-2-5.2h4v10.4h-4Z",
 }
 
 
