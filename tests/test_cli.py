@@ -30,7 +30,8 @@ def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
 def test_help_lists_every_command_in_order_of_use() -> None:
     result = CliRunner().invoke(cli.cli, ["--help"])
     listed = [line.split()[0] for line in result.output.split("Commands:")[1].splitlines() if line.startswith("  ")]
-    assert listed[: len(COMMANDS.split())] == COMMANDS.split()
+    once = list(dict.fromkeys(listed))  # `bench`, `bench diff`, `bench report`
+    assert once[: len(COMMANDS.split())] == COMMANDS.split()
 
 
 def test_help_is_quick_because_nothing_heavy_is_imported() -> None:

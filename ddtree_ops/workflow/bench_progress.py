@@ -43,7 +43,7 @@ class Bars(Steps):
         for arm, total in self._total.items():
             self._done.setdefault(arm, 0)
             if self._progress is not None and arm not in self._tasks:
-                title = f"{TITLES[arm]}, {total} rounds"
+                title = f"{TITLES[arm]}, {total} round{'s' if total != 1 else ''}"
                 self._tasks[arm] = self._progress.add_task(title, total=total, note="waiting", start=False)
 
     @contextmanager
