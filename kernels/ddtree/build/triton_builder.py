@@ -252,7 +252,7 @@ def _build(
     SQUARE: tl.constexpr,
     FULL: tl.constexpr,
 ):
-    """Program (request). In the loop a lane is a node from 0 on (the last needs none), after it a node from 1 on."""
+    """Program (request): the pending-child loop. A lane is a node from 0 on; the last node needs none."""
     b = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LANES)
     table = scores + b * (DEPTHS * RANKS)
@@ -312,7 +312,41 @@ def _build(
         tl.store(kept + 2 * LANES, (at.to(tl.int64) << 32) | link.to(tl.int64), mask=exists)
         count += exists.to(tl.int32)
     tl.debug_barrier()
+    _write_tree(
+        root_token, ids, seq_lens, seq_len, nodes, array_stride, mask, valid, scratch, full_mask, b, n, count,
+        DEPTHS, RANKS, N, LANES, ROWS, SQUARE, FULL,
+    )  # fmt: skip
 
+
+@triton.jit
+def _write_tree(
+    root_token,
+    ids,
+    seq_lens,
+    seq_len,
+    nodes,
+    array_stride,
+    mask,
+    valid,
+    scratch,
+    full_mask,
+    b,
+    n,
+    count,
+    DEPTHS: tl.constexpr,
+    RANKS: tl.constexpr,
+    N: tl.constexpr,
+    LANES: tl.constexpr,
+    ROWS: tl.constexpr,
+    SQUARE: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """Write request ``b``: ``count`` nodes in canonical order, padded to ``n - 1``. A lane is a node from 1 on.
+
+    ``scratch``, three rows of ``LANES``: score; order code; (depth | bits before the last rank << 8) << 32 | (parent |
+    left sibling << 10 | rank << 20).
+    """
+    lane = tl.arange(0, LANES)
     is_node = lane < count
     inside = lane < n - 1
     node_score = tl.load(scratch + lane, mask=is_node, other=0)
