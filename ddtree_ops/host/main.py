@@ -12,7 +12,7 @@ from . import protocol
 from .frames import Message
 
 #: Modules that, with what they import, register every verb and every operation of a transaction.
-MODULES = ("facts", "blobs", "tx", "ops_run", "service", "attest", "bench", "load", "texts", "arms")
+MODULES = ("facts", "blobs", "tx", "ops_run", "service", "attest", "bench", "load", "texts", "arms", "offline")
 
 
 def load(names: Iterable[str] = MODULES) -> None:
