@@ -343,32 +343,6 @@ def check_compaction_moves_the_path_to_the_front() -> None:
     assert committer.compact_rows(rows, path, 12).flatten().tolist() == path[0].tolist() + (path[1] + 12).tolist()
 
 
-def check_counters_add_up() -> None:
-    """The histograms of the beacon against counting by hand."""
-    from ddtree import metrics
-
-    chance = random.Random(8)
-    generator = torch.Generator().manual_seed(8)
-    counters = metrics.DeviceCounters(8, torch.device("cpu"))
-    lengths, ranks = [], []
-    for _ in range(5):
-        batch, _ = _build(_logits(generator, (3, 7, 30), "float32"), 24, torch.tensor([24, 24, 9]), torch.full((3,), 7))
-        accepted = accept_paths(batch, _target(batch, 30, chance), 8)
-        counters.add(batch, accepted, torch.tensor(2))
-        for b in range(3):
-            path = accepted.path[b, 1 : int(accepted.accept_len[b]) + 1]
-            lengths.append(len(path))
-            ranks.append(batch.rank[b, path].tolist())
-    found = counters.read()
-    assert found["accept_length_histogram"] == [lengths.count(n) for n in range(8)]
-    flat = [min(rank, metrics.RANK_BINS - 1) for path in ranks for rank in path]
-    assert found["accepted_rank_histogram"] == [flat.count(n) for n in range(metrics.RANK_BINS)]
-    assert found["requests"] == 15
-    assert found["moved_slots"] == 10
-    assert found["nodes_built"] == 5 * (24 + 24 + 9)
-    assert found["branch_paths"] == sum(any(path) for path in ranks)
-
-
 def main(names: list[str]) -> None:
     """Run the named checks, or all."""
     torch.manual_seed(0)
