@@ -142,6 +142,8 @@ class Generated(Measured):
         items = [json.loads(payload.decode("utf-8")) for payload in payloads]
         if not items:
             return {"tokens": 0, "finish": ""}
+        if "meta_info" not in items[-1]:
+            self._error = _message(payloads[-1])
         meta = dict(items[-1].get("meta_info") or {})
         found = numbers(meta)
         last = list(items[-1].get("output_ids") or ())

@@ -6,6 +6,7 @@ connection, nothing is parsed that is not needed, and all the time of one reques
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 from typing import Any, Dict, List, Optional, Tuple
@@ -189,8 +190,6 @@ class Connection:
         self.socket.close()
 
     def _trouble(self, error: OSError) -> WireError:
-        import errno
-
         where = "%s:%d" % self._address
         if error.errno == errno.ECONNREFUSED:
             return WireError("refused", "nothing listens on %s" % where)

@@ -131,6 +131,7 @@ def test_a_lost_controller_ends_the_load():
         ([Cut()], "before it answered"),
         ([{"output_ids": [1], "meta_info": {"completion_tokens": 1}}, Cut()], "closed the connection"),
         ([Status(200, "no JSON")], "ended before [DONE]"),
+        ([{"object": "error", "message": "context length exceeded"}], "context length exceeded"),
     ],
 )
 def test_failures_have_their_reason(parts, words):
