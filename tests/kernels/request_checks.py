@@ -369,6 +369,18 @@ def check_logprobs_pass_a_worker_that_refuses_them(device: str) -> None:
     assert seen == [False, True]
 
 
+def check_rows_of_the_table_have_room_for_two_windows(device: str) -> None:
+    """At the end of the context a reservation of two windows would run into the next request's row."""
+    context, width = 100, 17
+    pool = SimpleNamespace(req_to_token=torch.zeros((3, context + 4 + width), dtype=torch.int32, device=device))
+    adapter("table").widen(pool, context, width)
+    assert pool.req_to_token.shape[1] == pool.max_context_len >= context + 2 * width
+    assert (pool.req_to_token.dtype, pool.req_to_token.shape[0]) == (torch.int32, 3)
+    kept = pool.req_to_token
+    adapter("table").widen(pool, context, width)
+    assert pool.req_to_token is kept
+
+
 CHECKS = {name: check for name, check in list(globals().items()) if name.startswith("check_")}
 
 
