@@ -47,6 +47,9 @@ ENOUGH = 64
 AFFORDABLE = 2.0
 """The first probe's verify cost is at most so many times the chain's."""
 
+PRIOR = 32
+"""Steps that the difference of measured verify costs counts for, beside an arm's own."""
+
 CLIP = 3.0
 """A step that takes more than so many times the usual is an accident (garbage collection, a neighbour)."""
 
@@ -203,17 +206,22 @@ class Bucket:
             self._measured[arm].add(sum(accepted) / len(accepted), _TIME_KEEP)
 
     def time_us(self, arm: Arm) -> float:
-        """Return the expected time of an arm's step; 0 before any step was timed."""
+        """Return the expected time of an arm's step; 0 before any step was timed.
+
+        The arm's own steps against the best known arm's time plus the difference of verify costs, which counts like
+        ``PRIOR`` steps: a few steps of a noisy machine must not make an arm look cheap.
+        """
         mine = self._times[arm]
-        if mine.count >= PROBE // 2:
-            return mine.us
-        known = [(-other.count, name.width, name) for name, other in self._times.items() if other.count]
+        known = [(-time.count, other.width, other) for other, time in self._times.items() if time.count]
         if not known:
             return 0.0
         nearest = min(known)[2]
         cost, other = self._costs.us(self._batch, arm.width), self._costs.us(self._batch, nearest.width)
         base = self._times[nearest].us
-        return base if cost is None or other is None else max(base + cost - other, cost)
+        if cost is None or other is None or nearest == arm:
+            return mine.us if mine.count >= PROBE // 2 else base
+        expected = max(base + cost - other, cost)
+        return (expected * PRIOR + mine.us * mine.count) / (PRIOR + mine.count)
 
     def accepted(self, arm: Arm) -> float:
         """Return the expected accepted drafts of an arm."""
