@@ -125,6 +125,31 @@ def check_every_nodes_logits_are_those_of_plain_decoding(device: str) -> None:
     assert not bool(after.isnan().any())
 
 
+def check_a_retracted_request_is_prefilled_with_its_history(device: str) -> None:
+    """SGLang prefills it as if it had said nothing: one token without its penalties, and with a stop token banned."""
+    penalties = adapter("penalties")
+    generator = torch.Generator().manual_seed(27)
+    fresh = _Request(frequency_penalty=1.0)
+    info = SimpleNamespace(temperatures=torch.ones((1, 1), device=device), acc_additive_penalties="SGLang's")
+    penalties.give_history([fresh], info, VOCAB)
+    assert info.acc_additive_penalties == "SGLang's"
+    reqs = [
+        _Request(5, (3, 3, 4), frequency_penalty=0.5, presence_penalty=0.2),
+        _Request(4, (1, 2, 3, 4), min_new_tokens=4, repetition_penalty=1.5),
+        _Request(6, (7, 8), min_new_tokens=4),
+        _Request(2, (9, 9)),
+    ]
+    info = SimpleNamespace(temperatures=torch.ones((4, 1), device=device))
+    penalties.give_history(reqs, info, VOCAB)
+    rows = torch.randn((4, VOCAB), generator=generator)
+    found = rows.to(device) + info.acc_additive_penalties
+    by = info.acc_scaling_penalties
+    found = torch.where(found < 0, found * by, found / by).cpu()
+    for row, req, after in zip(rows, reqs, found, strict=True):
+        expected = torch.tensor(_plain(row.tolist(), req.output_ids, req.sampling_params, {2, 3}))
+        assert torch.allclose(after, expected, atol=1e-5), (after, expected)
+
+
 def check_counts_follow_the_requests_through_batches(device: str) -> None:
     """Requests join, leave, change places, are retracted: somebody else's count, or a stale one, penalises wrongly."""
     state_of = adapter("request_state").RequestState
