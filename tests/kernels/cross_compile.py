@@ -25,6 +25,7 @@ def kernels() -> list[tuple[str, Any, dict[str, str], dict[str, Any], dict[str, 
         triton_commit,
         triton_count,
         triton_merge,
+        triton_static,
         triton_step,
         triton_topk,
     )
@@ -98,6 +99,20 @@ def kernels() -> list[tuple[str, Any, dict[str, str], dict[str, Any], dict[str, 
             "FULL": True,
         }
         found.append((f"build {lanes}", triton_builder._build, build, constants, {"num_warps": warps}))
+    whole = "*i32"
+    static = {
+        **build,
+        **dict.fromkeys(("limits", "cells", "tuple_links", "places"), whole),
+        **dict.fromkeys(("codes", "sums", "chosen"), long),
+    }
+    for tuples, depths, lanes, columns in ((397, 15, 32, 4), (3576, 15, 32, 5), (6005, 7, 64, 6)):
+        padded = 1 << (tuples - 1).bit_length()
+        constants = {
+            **{"DEPTHS": depths, "RANKS": lanes, "TABLE": 512, "TUPLES": tuples, "TUPLES2": padded},
+            **{"COLUMNS": columns, "N": lanes + 1, "LANES": lanes, "ROWS": 16, "SQUARE": False, "FULL": True},
+        }
+        options = {"num_warps": triton_static.warps(padded)}
+        found.append((f"static {tuples}", triton_static._select_nodes, static, constants, options))
     found.append(
         (
             "fill_prefix",
