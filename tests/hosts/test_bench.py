@@ -44,7 +44,8 @@ def run(host: TestHost, folder: Path, *words: object, book: str = BOOK, gates: s
     packaged = Path(__file__).resolve().parents[2] / "playbooks"
     (folder / "playbooks").mkdir(exist_ok=True)
     for name in ("deploy.yaml", "rollback.yaml"):
-        (folder / "playbooks" / name).write_text((packaged / name).read_text())
+        text = (packaged / name).read_text().replace("requests: 160", "requests: 0")  # other modules send them
+        (folder / "playbooks" / name).write_text(text)
     (folder / "playbooks" / "bench.yaml").write_text(book)
     if gates:
         (folder / "gates.yaml").write_text("name: gates\n" + gates)
