@@ -14,7 +14,7 @@ _DEPTHS = 6
 
 def rows(beacons: Iterable[Mapping[str, Any]]) -> list[Row]:
     """Lines about the first rank of the decoding processes; none before it has reported."""
-    for beacon in beacons:
+    for beacon in sorted(beacons, key=lambda one: "requests" not in (one.get("counters") or {})):
         counters, settings = beacon.get("counters") or {}, beacon.get("settings") or {}
         if counters.get("verify_steps") is None or settings.get("tp_rank"):
             continue

@@ -52,6 +52,7 @@ def handle_server_args(server_args: Any) -> None:
     cfg = compat.view(server_args)
     device = _check_device(str(cfg.device))
     limits.refuse_configuration(cfg)
+    settings.time_every()  # refuses a bad value now, not after loading
     if cfg.speculative_draft_model_path is None:
         raise ValueError("DDTREE needs a DFlash drafter: give it with --speculative-draft-model-path.")
     drafter_block = _check_models(cfg)

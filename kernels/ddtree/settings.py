@@ -18,6 +18,9 @@ ENV_RESOLVED = "DDTREE_RESOLVED_BUDGET"
 """Set by the launching process for its children, which see resolved flags only."""
 ENV_ALLOW_CPU = "DDTREE_ALLOW_CPU"
 ENV_API_KEY = "SGLANG_DDTREE_API_KEY"
+ENV_TIME_EVERY = "DDTREE_TIME_EVERY"
+TIME_EVERY = 64
+"""One step in so many is timed (``adapters.timing``) where the environment says nothing else; 0: none."""
 FLAG_WIDTH = "--speculative-num-draft-tokens"
 FLAG_BLOCK = "--speculative-dflash-block-size"
 AUTO = "auto"
@@ -146,6 +149,15 @@ def inherit(width: int, block_size: int, environ: Mapping[str, str] | None = Non
         auto=auto,
         ladder=environ.get(ENV_LADDER, ""),
     )
+
+
+def time_every(environ: Mapping[str, str] | None = None) -> int:
+    """Return how often a step is timed, 0 for never; raises ``ValueError`` for a value that is no number of steps."""
+    environ = os.environ if environ is None else environ
+    text = environ.get(ENV_TIME_EVERY) or str(TIME_EVERY)
+    if not text.isdigit():
+        raise ValueError(f"DDTREE: {ENV_TIME_EVERY}={text!r} is not a number of steps; 0 switches the time split off.")
+    return int(text)
 
 
 _current: Settings | None = None

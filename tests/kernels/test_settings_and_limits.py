@@ -202,3 +202,12 @@ def test_drafter_is_looked_at_within_the_first_hundred_steps(
         metrics.step_done()
     assert device.looks == 3
     assert len(caplog.records) == 1
+
+
+def test_how_often_a_step_is_timed() -> None:
+    """A bad value is refused when the arguments are read, not after minutes of loading."""
+    found = [settings.time_every({settings.ENV_TIME_EVERY: text} if text else {}) for text in ("", "0", "8")]
+    assert found == [64, 0, 8]
+    for text in ("often", "-1", "1.5"):
+        with pytest.raises(ValueError, match=f"DDTREE_TIME_EVERY='{text}'"):
+            settings.time_every({settings.ENV_TIME_EVERY: text})

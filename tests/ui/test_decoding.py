@@ -25,7 +25,7 @@ START = {"seconds": {"process": 42.4, "target_graphs": 8.0, "draft_graphs": 1.5}
 
 
 def _lines(counters: dict[str, Any], **settings: Any) -> dict[str, str]:
-    launcher = {"settings": {"budget": 32}, "counters": {}}
+    launcher = {"settings": {"budget": 32}, "counters": {"verify_steps": 0}}
     scheduler = {"settings": settings, "counters": counters}
     return {label: text.plain for label, text in decoding.rows([launcher, scheduler])}
 

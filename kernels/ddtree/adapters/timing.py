@@ -11,17 +11,14 @@ waits. The drafter's part of ``commit`` (its KV of the accepted path) is include
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from .. import metrics
+from .. import metrics, settings
 
-ENV_EVERY = "DDTREE_TIME_EVERY"
-EVERY = 64
 STAGES = ("draft", "build", "verify", "commit")
 ROWS = 16
 """Widths that are told apart; further ones share the last row."""
@@ -31,7 +28,7 @@ _PLACES = {"draft": 1, "build": 2, "verify": 3}
 class StepTimer:
     """The time split of one process. ``begin``, ``passed`` (after draft, build, verify) and ``end`` in every step."""
 
-    def __init__(self, device: torch.device | str, every: int = EVERY) -> None:
+    def __init__(self, device: torch.device | str, every: int = settings.TIME_EVERY) -> None:
         self.every = every
         self.sampling = False
         self._steps = 0
@@ -102,14 +99,9 @@ def _named(row: list[int]) -> dict[str, Any]:
 
 
 def from_environment(device: torch.device | str, environ: Mapping[str, str] | None = None) -> StepTimer | None:
-    """Create the timer that the environment asks for and show it to ``metrics``.
-
-    Raises ``ValueError`` for a value that is no number of steps.
-    """
-    text = (os.environ if environ is None else environ).get(ENV_EVERY) or str(EVERY)
-    if not text.isdigit():
-        raise ValueError(f"DDTREE: {ENV_EVERY}={text!r} is not a number of steps; 0 switches the time split off.")
-    metrics.timing = StepTimer(device, int(text)) if int(text) else None
+    """Create the timer that the environment asks for and show it to ``metrics``; raises as ``settings.time_every``."""
+    every = settings.time_every(environ)
+    metrics.timing = StepTimer(device, every) if every else None
     return metrics.timing
 
 
