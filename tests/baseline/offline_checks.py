@@ -18,10 +18,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "kernels"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "sglang_cpu" / "stubs"))
 
 import torch
+from ddtree.adapters import tracing
+from ddtree.build.shape import Shape
+from ddtree.tree.trace import TraceHeader
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
@@ -38,7 +42,8 @@ VOCABULARY, BLOCK = 7, 4
 CPU = torch.device("cpu")
 PAIR = Path(__file__).resolve().parents[1] / "models" / "pytiny"
 PROMPT = [1, 5, 2, 2, 6]
-_FOLDER = Path(tempfile.mkdtemp(prefix="ddtree-offline-checks-"))
+_KEPT = tempfile.TemporaryDirectory(prefix="offline-checks-")  # removed at the end
+_FOLDER = Path(_KEPT.name)
 
 
 def _tiny(kind, vocabulary=VOCABULARY, taps=(0, 2), seed=0):
@@ -91,8 +96,8 @@ def _greedy(decoder, prompt, tokens):
 
 
 def check_greedy_output_is_plain_greedy_decoding():
-    """Token for token in float32, for every mode and budget, Qwen3 and Llama targets: a wrong mask, position or kept row
-    of the cache would change it."""
+    """Token for token in float32, every mode and budget, Qwen3 and Llama targets: a wrong mask, position or kept row of
+    the cache would change it."""
     for kind, taps in (("qwen3", (0, 2)), ("llama", (1,))):
         decoder = _decoder(_tiny(kind, taps=taps))
         wanted = _greedy(decoder, PROMPT, 40)
@@ -363,6 +368,88 @@ def check_context_grows_by_what_it_is_given():
     for (k, v), (other_k, other_v) in zip(context.layers, whole.layers, strict=True):
         assert torch.allclose(k, other_k, atol=1e-5)
         assert torch.allclose(v, other_v, atol=1e-5)
+
+
+# -- the server's tracer --
+
+
+def _step(rids, size=3, **params):
+    """Arguments of one traced step: a chain of ``size`` nodes per request, all accepted."""
+    bs = len(rids)
+    chain = torch.arange(size).repeat(bs, 1)
+    parent = (chain - 1).clamp(min=0)
+    tree = SimpleNamespace(
+        valid=torch.ones(bs, size, dtype=torch.bool), draft_token=chain + 5, parent=parent, depth=chain,
+        rank=torch.where(chain > 0, 0, -1), score=-chain,
+    )  # fmt: skip
+    accepted = SimpleNamespace(
+        accept_len=torch.full((bs,), size - 1), path=chain, out_tokens=chain + 6, bonus=torch.full((bs,), size + 5)
+    )
+    logits = torch.zeros(bs * size, 20)
+    logits[:, 7], logits[:, 3] = 2.0, 1.5
+    tail = SimpleNamespace(
+        shape=SimpleNamespace(host=Shape(size, 2)), budgets=torch.full((bs,), 9), end_lens=torch.full((bs,), 1 << 40)
+    )
+    sampling = SimpleNamespace(temperature=1.0, top_k=1, **params)
+    reqs = [SimpleNamespace(rid=rid, origin_input_ids=[1, 2], sampling_params=sampling) for rid in rids]
+    ids = torch.arange(5, 5 + size - 1)[None, :, None].repeat(bs, 1, 1) + 1
+    target = torch.where(chain < size - 1, chain + 6, size + 5)
+    return (reqs, torch.full((bs,), 2), ids, torch.full(ids.shape, -0.5), tree, target, accepted, logits, tail)
+
+
+def _tracer(**bounds):
+    folder = Path(tempfile.mkdtemp(dir=_FOLDER))
+    return tracing.Tracer(folder / "t", TraceHeader("m", "d", "sglang", "0", 3, 2, dtype="bfloat16"), **bounds)
+
+
+def check_tracer_writes_what_a_comparison_needs():
+    """Prompt, shape of the tree, gap and size of the target's logits; the file loads, and its path can be walked."""
+    from ddtree_ops.baseline import compare
+
+    tracer = _tracer()
+    assert tracer.record(*_step(["a", "b"], presence_penalty=0.5))
+    found = traces.load(tracer.path)
+    assert [one.req for one in found.requests] == ["a", "b"]
+    assert all(one.whole for one in found.requests)
+    one = found.requests[0].rounds[0]
+    assert (one.extra["budget"], one.extra["depth_limit"], one.extra["mode"]) == (2, 2, "tree")
+    assert (one.extra["gap"], one.extra["top"]) == ([0.5] * 3, [2.0] * 3)
+    assert (one.extra["adjusted"], one.extra["temperature"]) == (True, 0.0)
+    assert compare.walked(one) == ""
+
+
+def check_tracer_is_bounded_by_rounds():
+    tracer = _tracer(rounds=3)
+    assert tracer.record(*_step(["a", "b"]))
+    assert not tracer.record(*_step(["a", "b"]))
+    assert len(list(traces.load(tracer.path).rounds)) == 3
+
+
+def check_tracer_takes_every_nth_request_whole():
+    tracer = _tracer(every=2)
+    for _ in range(3):
+        tracer.record(*_step(["a", "b", "c"]))
+    found = traces.load(tracer.path)
+    assert {one.req: len(one.rounds) for one in found.requests} == {"a": 3, "c": 3}
+
+
+def check_tracer_rotates_and_both_files_load():
+    """A full file becomes FILE.1; prompts of requests that go on are written again: else nobody knew their rounds."""
+    tracer = _tracer(most_bytes=4000)
+    for _ in range(12):
+        assert tracer.record(*_step(["a"]))
+    older = tracer.path.with_name("t.1")
+    assert tracer.path.stat().st_size <= 4000 >= older.stat().st_size
+    for path in (tracer.path, older):
+        assert all(one.announced for one in traces.load(path).requests)
+    assert sorted(path.name for path in tracer.path.parent.iterdir()) == ["t", "t.1"]
+
+
+def check_tracer_gives_up_without_ending_the_server():
+    tracer = _tracer()
+    tracer.path.unlink()
+    tracer.path.mkdir()
+    assert not tracer.record(*_step(["a"]))
 
 
 def main():
