@@ -20,6 +20,7 @@ ARMS: tuple[Arm, ...] = ("ar", "dflash", "ddtree")
 ALGORITHMS: Mapping[str, Algorithm] = {"ar": "NONE", "dflash": "DFLASH", "ddtree": "DDTREE"}
 TITLES = {"ar": "plain decoding", "dflash": "DFLASH", "ddtree": "DDTREE"}
 TRACE_FILE = "trace.jsonl"
+TRACE_BYTES = 128 << 20  # a file that reaches this is rotated; it lies in the run folder, in memory
 LADDER = "DDTREE_LADDER"  # verify widths that the server captures: budget + 1 each
 
 #: Server arguments that SGLang resolves per algorithm and that must be equal; each is also a flag of the same name.
@@ -110,7 +111,11 @@ def arm_spec(
     if len(set(budgets)) > 1:
         environment[LADDER] = ",".join(str(budget + 1) for budget in sorted(set(budgets)))
     if trace_rounds:
-        environment.update(DDTREE_TRACE=f"{spec.run_dir}/{TRACE_FILE}", DDTREE_TRACE_ROUNDS=str(trace_rounds))
+        environment.update(
+            DDTREE_TRACE=f"{spec.run_dir}/{TRACE_FILE}",
+            DDTREE_TRACE_ROUNDS=str(trace_rounds),
+            DDTREE_TRACE_BYTES=str(TRACE_BYTES),
+        )
     return msgspec.structs.replace(spec, environment=environment)
 
 

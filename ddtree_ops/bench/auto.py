@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -26,15 +25,17 @@ PER_CONCURRENCY = 2  # budgets that are measured for each concurrency
 OVERALL = "all"
 
 
-def accept_length(rounds: Iterable[Mapping[str, Any]], budget: int) -> float | None:
-    """Mean tokens per verify step (bonus included) that ``budget`` would have had in recorded rounds
-    (``accepted``: node indices, root first); None without a round.
-    """
-    return nested_length((one["accepted"] for one in rounds), budget)
+Path = Sequence[int]
+"""Node indices of one round's accepted path, root first."""
+
+
+def accept_length(paths: Iterable[Path], budget: int) -> float | None:
+    """Mean tokens per verify step (bonus included) that ``budget`` would have had in recorded rounds; None for none."""
+    return nested_length(paths, budget)
 
 
 def predict(
-    traces: Mapping[str, Sequence[Mapping[str, Any]]],
+    traces: Mapping[str, Sequence[Path]],
     model: StepModel,
     probes: Sequence[Probe],
     budgets: Sequence[int],
@@ -43,10 +44,10 @@ def predict(
     """Tokens per second of every budget at every regime (the keys of ``traces``) and concurrency."""
     found = []
     for count in concurrency:
-        for regime, rounds in traces.items():
+        for regime, paths in traces.items():
             ttft, tokens = _shape(probes, count, regime)
             for budget in budgets:
-                length, step = accept_length(rounds, budget), model.step_us(budget, count)
+                length, step = accept_length(paths, budget), model.step_us(budget, count)
                 if length is None or step is None or step <= 0 or tokens <= 0:
                     continue
                 seconds = ttft + tokens / length * step * 1e-6

@@ -8,6 +8,7 @@ interrupted, loses its controller, or the machine goes down (``recover``).
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import socket
@@ -270,6 +271,27 @@ def _cpu() -> str:
             return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
     except OSError:
         return ""
+
+
+@verb("arm_paths")
+def arm_paths(params: Params, emit: Emit) -> Params:
+    """Accepted paths of the rounds that an arm has traced since ``offset`` (bytes): ``accepted``, node indices of each
+    round, root first, and the next ``offset``. A trace is large, and this is all that a prediction needs of it."""
+    path = os.path.join(service_of(params).run_dir, TRACE)
+    offset, found = int(params.get("offset") or 0), []
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                offset += len(line)
+                record = json.loads(line.decode("utf-8"))
+                if record.get("kind") == "round":
+                    found.append(record["accepted"])
+    except OSError:
+        pass
+    return {"accepted": found, "offset": offset}
 
 
 @verb("arm_trace")

@@ -9,14 +9,15 @@ import msgspec
 
 from ..bench import auto, costs
 from ..bench.costs import Probe
-from ..bench.results import Auto
+from ..bench.results import Auto, Prediction
 from ..bench.schedule import Round
 from ..errors import GateFailed
-from .bench_plan import TRACE_ROUNDS, Wanted
+from .bench_plan import Wanted
 from .bench_run import Bench, Running
 
 WARM_ROUNDS = 2  # of a probe; what it predicts is measured properly afterwards
 PROMPTS = 6  # of a probe at least, per regime
+ROUNDS = 600  # traced for each regime, at most
 
 
 def choose(driver: Bench) -> Wanted:
@@ -45,9 +46,10 @@ def choose(driver: Bench) -> Wanted:
     return driver.wanted
 
 
-def _probed(driver: Bench) -> tuple[Any, ...]:
+def _probed(driver: Bench) -> tuple[Prediction, ...]:
     wanted = driver.wanted
-    running = driver.start("ddtree", 0, wanted.candidates, max(TRACE_ROUNDS, wanted.trace_rounds))
+    rounds = ROUNDS * len(wanted.plan.regimes) + WARM_ROUNDS * wanted.plan.max_tokens
+    running = driver.start("ddtree", 0, wanted.candidates, max(rounds, wanted.trace_rounds))
     with driver.bars.step("probe", "Record traces and time steps at a wide budget"):
         probes, traces = _probe(driver, running)
     driver.stop(running)
@@ -58,31 +60,33 @@ def _probed(driver: Bench) -> tuple[Any, ...]:
     return predictions
 
 
-def _probe(driver: Bench, running: Running) -> tuple[list[Probe], dict[str, list[Mapping[str, Any]]]]:
+def _probe(driver: Bench, running: Running) -> tuple[list[Probe], dict[str, Sequence[auto.Path]]]:
     """Steps at every concurrency, traces once per regime; the widest budget, and others where costs are not known."""
     candidates = driver.wanted.candidates
     widest = candidates[-1]
     budgets = [widest] if driver.costs else sorted({candidates[0], candidates[len(candidates) // 2], widest})
     probes: list[Probe] = []
-    traces: dict[str, list[Mapping[str, Any]]] = {}
+    traces: dict[str, Sequence[auto.Path]] = {}
+    traced_to = 0  # bytes of the trace that were read
     for concurrency in sorted(driver.wanted.plan.concurrency):
-        for budget in budgets:
+        for budget in sorted(budgets, reverse=True):  # the traced one first: what is recorded is bounded
             for number in range(WARM_ROUNDS):
-                _round(driver, running, next(iter(driver.prompts)), concurrency, budget, number)
+                _round(driver, running, next(iter(driver.prompts)), concurrency, budget, number, concurrency)
             for regime in driver.wanted.plan.regimes:
-                seen = len(driver.trace(running)) if budget == widest and regime not in traces else None
-                found = _round(driver, running, regime, concurrency, budget, WARM_ROUNDS)
+                traced = budget == widest and regime not in traces
+                _, before = driver.paths(running, traced_to) if traced else ([], 0)
+                found = _round(driver, running, regime, concurrency, budget, WARM_ROUNDS, max(PROMPTS, 2 * concurrency))
                 probe = costs.probe_of(found, concurrency=concurrency, budget=budget, regime=regime)
                 probes += [probe] if probe is not None else []
-                if seen is not None:
-                    traces[regime] = list(driver.trace(running)[seen:])
-    return probes, {regime: rounds for regime, rounds in traces.items() if rounds}
+                if traced:
+                    traces[regime], traced_to = driver.paths(running, before)
+    everything = [path for paths in traces.values() for path in paths]
+    return probes, {regime: paths or everything for regime, paths in traces.items() if paths or everything}
 
 
 def _round(
-    driver: Bench, running: Running, regime: str, concurrency: int, budget: int, number: int
+    driver: Bench, running: Running, regime: str, concurrency: int, budget: int, number: int, count: int
 ) -> Sequence[Mapping[str, Any]]:
-    prompts = driver.prompts[regime][: max(PROMPTS, 2 * concurrency)]
     plan = driver.wanted.plan
     one = Round(
         arm="ddtree",
@@ -94,5 +98,5 @@ def _round(
         budget=budget,
     )
     driver.set_budget(running, budget)
-    row = driver.measure(running, one, prompts, kind="warmup")
+    row = driver.measure(running, one, driver.prompts[regime][:count], kind="warmup")
     return [msgspec.to_builtins(request) for request in row.requests]

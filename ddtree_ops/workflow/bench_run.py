@@ -319,11 +319,10 @@ class Bench:
 
     # -- traces --
 
-    def trace(self, running: Running) -> list[dict[str, Any]]:
-        """The rounds that the arm has recorded so far, oldest first."""
-        text = self.link.call("arm_trace", {"service": running.ref}, timeout=120.0)["text"]
-        records = [msgspec.json.decode(line) for line in text.splitlines() if line.strip()]
-        return [one for one in records if one.get("kind") == "round"]
+    def paths(self, running: Running, offset: int = 0) -> tuple[list[list[int]], int]:
+        """Accepted paths that the arm has traced since ``offset``, and the next offset."""
+        found = self.link.call("arm_paths", {"service": running.ref, "offset": offset}, timeout=120.0)
+        return list(found["accepted"]), int(found["offset"])
 
     def _keep_trace(self, running: Running) -> None:
         if running.arm != "ddtree" or "DDTREE_TRACE" not in running.spec.environment:

@@ -14,13 +14,9 @@ from kernels.ddtree.tree import heap, walk
 from kernels.ddtree.tree.definition import Tree
 
 
-def rounds(*paths: list[int]) -> list[dict[str, Any]]:
-    return [{"kind": "round", "accepted": path} for path in paths]
-
-
 def test_a_smaller_budget_accepts_the_nodes_that_its_tree_has() -> None:
     """Nodes are in score order, so the tree of budget b is the first b nodes of a wider one."""
-    recorded = rounds([0, 1, 4, 9], [0], [0, 2])
+    recorded = [[0, 1, 4, 9], [0], [0, 2]]
     assert auto.accept_length(recorded, 9) == pytest.approx((4 + 1 + 2) / 3)
     assert auto.accept_length(recorded, 4) == pytest.approx((3 + 1 + 2) / 3)
     assert auto.accept_length(recorded, 1) == pytest.approx((2 + 1 + 1) / 3)
@@ -96,7 +92,7 @@ def test_probe_takes_the_median_step_and_no_request_that_failed() -> None:
 
 def predicted(cost_of_width: float) -> tuple[Any, ...]:
     """Two regimes whose accepted paths grow with the budget; a step costs more by ``cost_of_width`` per node."""
-    traces = {"chat": rounds([0, 1, 9], [0, 3], [0, 1, 2, 20]), "code": rounds([0, 1, 2, 3, 30], [0, 1])}
+    traces = {"chat": [[0, 1, 9], [0, 3], [0, 1, 2, 20]], "code": [[0, 1, 2, 3, 30], [0, 1]]}
     probes = [
         Probe(concurrency=c, budget=b, step_us=1000 + cost_of_width * c * b, ttft_s=0.01, tokens=64)
         for c in (1, 8)
