@@ -65,14 +65,14 @@ def _cell(key: tuple[Any, ...], counters: Counters) -> AcceptanceCell:
         steps_by_budget=_table(counters, "steps_by_budget"),
         steps_by_reason=_table(counters, "steps_by_reason"),
         chain_steps=shapes.get("chain", 0) if shapes else None,
-        fallbacks={name: found for name in _FALLBACKS if (found := _integer(counters, name))},
+        fallbacks={name: int(found) for name, found in counters.items() if name.startswith(_FALLBACKS) and found},
         time_us=_times(counters.get("time_split")),
         clock=str(dict(counters.get("time_split") or {}).get("clock") or ""),
         counters=dict(counters),
     )
 
 
-_FALLBACKS = ("refused", "full_paths", "branch_paths", "moved_slots", "kv_move_skipped")
+_FALLBACKS = ("fallback_", "refused_")
 _STAGES = ("draft", "build", "verify", "commit")
 
 

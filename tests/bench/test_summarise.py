@@ -127,7 +127,8 @@ def test_counters_become_acceptance():
     """Sums over the measured rounds, by depth; the warm-up's are not in them."""
     delta = {
         "verify_steps": 10, "requests": 10, "accept_length_histogram": [4, 3, 3], "first_miss_rank": [5, 1],
-        "steps_by_width": {"33": 10}, "steps_by_shape": {"tree": 8, "chain": 2}, "refused": 0,
+        "steps_by_width": {"33": 10}, "steps_by_shape": {"tree": 8, "chain": 2}, "refused": 2,
+        "refused_grammar": 2, "fallback_late_commit": 3, "fallback_eager_draft": 0, "full_paths": 1,
         "time_split": {"clock": "gpu", "samples": 2, "draft_us": 100.0, "build_us": 20.0, "verify_us": 900.0,
                        "commit_us": 10.0},
     }  # fmt: skip
@@ -138,6 +139,7 @@ def test_counters_become_acceptance():
     assert cell.time_us == {"draft": 50.0, "build": 10.0, "verify": 450.0, "commit": 5.0}
     assert cell.first_miss_rank == (10, 2)
     assert cell.steps_by_width == {"33": 20}
+    assert cell.fallbacks == {"refused_grammar": 4, "fallback_late_commit": 6}
     assert acceptance([row(counters_delta={})]).cells == ()
 
 
