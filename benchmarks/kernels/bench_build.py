@@ -1,6 +1,6 @@
 """Time the tree kernels on a GPU against the heap on the CPU and plain torch, in one run.
 
-    python benchmarks/kernels/bench_build.py OUT.json
+    python benchmarks/kernels/bench_build.py OUT.json [build|topk|merge|accept|compact ...]
 
 Kernels run inside a CUDA graph. Two times are given: ``graph_us``, one replay of a graph with one call, between two
 CUDA events (launch of the graph included), and ``chained_us``, a graph of 20 calls divided by 20 (what a call adds to a
@@ -26,7 +26,7 @@ import triton
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "kernels"))
 
-from ddtree.build import accept, topk, torch_builder, triton_builder, triton_commit, triton_topk
+from ddtree.build import accept, merge, topk, torch_builder, triton_builder, triton_commit, triton_static, triton_topk
 from ddtree.build.shape import NO_END, DeviceShape, Shape
 
 DEPTH = 15
@@ -127,37 +127,74 @@ def heap_on_cpu(
     return tokens.cuda(), positions.cuda(), visible.cuda()
 
 
-def bench_build(bs: int, budget: int) -> Row:
-    """Build with epilogue (FULL_MASK's tree columns included) at one batch size and budget."""
-    logits = make_logits(bs * DEPTH, 49152, torch.bfloat16)
-    ids, log_probs, scores = (t.view(bs, DEPTH, budget) for t in topk.candidates(logits, budget))
+def bench_build(bs: int, budget: int, depth: int = DEPTH) -> Row:
+    """Build with epilogue, FULL_MASK's tree columns written in place, at one batch size and budget.
+
+    Both builders, and in the same run the two things that they replace: the heap on the host in the published order of
+    operations with its copies, and a straight torch version (eager, and as a CUDA graph).
+    """
+    logits = make_logits(bs * depth, 49152, torch.bfloat16)
+    ids, log_probs, scores = (t.view(bs, depth, budget) for t in topk.candidates(logits, budget))
     long = {"dtype": torch.int64, "device": "cuda"}
     roots, lens = torch.full((bs,), 3, **long), torch.full((bs,), 1000, **long)
     budgets, ends = torch.full((bs,), budget, **long), torch.full((bs,), NO_END, **long)
     width = budget + 1
     shape = DeviceShape(Shape(width, budget), "cuda")
-    buffers = triton_builder.make_buffers(bs, width, DEPTH, budget, "cuda")
+    buffers = triton_builder.make_buffers(bs, width, depth, budget, "cuda")
     full = torch.zeros(width * bs * (1000 + width), dtype=torch.bool, device="cuda")
+    inputs = (roots, ids, scores, lens, budgets, ends)
 
-    def kernel(square: bool = True) -> torch_builder.TreeBatch:
-        return triton_builder.build_trees_into(
-            roots, ids, scores, lens, budgets, ends, shape, buffers, full, square_mask=square
-        )
+    def loop(square: bool = False) -> torch_builder.TreeBatch:
+        return triton_builder.build_trees_into(*inputs, shape, buffers, full, square_mask=square)
 
     def plain() -> torch_builder.TreeBatch:
-        return torch_builder.build_trees(roots, ids, scores, lens, budgets, ends, shape.host)
+        return torch_builder.build_trees(*inputs, shape.host)
 
-    row: Row = {"what": "build", "bs": bs, "budget": budget, "depth": DEPTH, "ranks": budget, "full_mask": True}
-    row |= graph_times(kernel)
-    row["full_mask_alone"] = graph_times(lambda: kernel(False))
+    def is_equal(found: torch_builder.TreeBatch, twin: torch_builder.TreeBatch) -> bool:
+        return all(torch.equal(getattr(found, name), value) for name, value in vars(twin).items())
+
+    row: Row = {"what": "build", "bs": bs, "budget": budget, "depth": depth, "ranks": budget}
+    twin = plain()
+    row |= graph_times(loop)
+    row["with_square_mask"] = graph_times(lambda: loop(True))
+    row["equal_to_torch"] = is_equal(loop(True), twin)
+    row["static"] = None
+    if triton_static.covers(budget, depth):
+        tables = triton_static.make_tables(bs, buffers, depth, budget, "cuda")
+
+        def select(square: bool = False) -> torch_builder.TreeBatch:
+            return triton_static.build_trees_into(*inputs, shape, buffers, tables, full, square_mask=square)
+
+        row["static"] = {**graph_times(select), "tuples": tables.tuples}
+        buffers.nodes.zero_()
+        row["static"]["equal_to_torch"] = is_equal(select(True), twin)
     row["heap_cpu_us"] = round(host_us(lambda: heap_on_cpu(roots, ids, log_probs, lens, budget), 10), 1)
-    row["torch_eager_us"] = round(host_us(plain, 5), 1)
-    for name in ("heap_cpu", "torch_eager"):
-        row[f"{name}_over_kernel"] = round(row[f"{name}_us"] / row["graph_us"], 1)
-    twin, found = plain(), kernel()
-    row["equal_to_torch"] = all(torch.equal(getattr(found, name), value) for name, value in vars(twin).items())
+    row["torch_eager_us"] = round(host_us(plain, 3), 1)
+    row["torch_graph_us"] = round(events_us(captured(plain, 1).replay, 10), 1)
+    fastest = min(row["graph_us"], row["static"]["graph_us"] if row["static"] else row["graph_us"])
+    for name in ("heap_cpu", "torch_eager", "torch_graph"):
+        row[f"{name}_over_kernel"] = round(row[f"{name}_us"] / fastest, 1)
     tokens, _, visible = heap_on_cpu(roots, ids, log_probs, lens, budget)
     row["equal_to_float64_heap"] = bool(torch.equal(tokens, twin.draft_token) and torch.equal(visible, twin.mask))
+    return row
+
+
+def bench_merge(bs: int, shards: int, vocab: int, ranks: int) -> Row:
+    """What tensor parallelism adds to one rank: its shard's words, and merging all; the gather is not in it."""
+    rows, part = bs * DEPTH, vocab // shards
+    logits = make_logits(rows, part, torch.bfloat16)
+    whole = triton_topk.make_buffers(rows, ranks, vocab, "cuda")
+    entire = make_logits(rows, vocab, torch.bfloat16)
+
+    def stand_in(out: torch.Tensor, mine: torch.Tensor) -> None:
+        del out, mine
+
+    call = merge.ShardedCandidates(merge.Shard(0, part, part, vocab, shards), stand_in, rows, ranks, "cuda")
+    call._gathered.copy_(call._packed.flatten().repeat(shards))
+    row: Row = {"what": "merge", "bs": bs, "rows": rows, "shards": shards, "vocab": vocab, "ranks": ranks}
+    row["gathered_bytes"] = call._gathered.numel() * 8
+    row |= graph_times(lambda: call(logits))
+    row["unsplit"] = graph_times(lambda: triton_topk.candidates_into(entire, whole))
     return row
 
 
@@ -228,26 +265,32 @@ def bench_compaction(bs: int, layers: int, heads: int, dim: int, moves: bool) ->
     return row
 
 
-def main(out: Path) -> None:
-    """Measure everything, print a line per row, write the JSON."""
+def main(out: Path, wanted: list[str]) -> None:
+    """Measure everything, or what is wanted, print a line per row, write the JSON."""
     rows: list[Row] = []
 
-    def add(row: Row) -> None:
-        rows.append(row)
-        print(json.dumps(row), flush=True)
+    def add(bench: Callable[..., Row], *sizes: Any) -> None:
+        name = bench.__name__.removeprefix("bench_").replace("compaction", "compact")
+        if not wanted or name in wanted:
+            rows.append(bench(*sizes))
+            print(json.dumps(rows[-1]), flush=True)
 
     for bs in (1, 8, 32):
+        for budget in (8, 16, 24, 32, 48, 64, 128):
+            add(bench_build, bs, budget)
         for budget in (16, 32, 64):
-            add(bench_build(bs, budget))
+            add(bench_build, bs, budget, 7)
     for vocab in (49152, 151936):
         for bs in (1, 8, 32):
-            add(bench_topk(bs, vocab, 64, torch.bfloat16))
-            add(bench_topk(bs, vocab, 64, torch.float32))
+            add(bench_topk, bs, vocab, 64, torch.bfloat16)
+            add(bench_topk, bs, vocab, 64, torch.float32)
+            add(bench_merge, bs, 2, vocab, 32)
+            add(bench_merge, bs, 8, vocab, 32)
     for bs in (1, 32):
-        add(bench_accept(bs, 64))
+        add(bench_accept, bs, 64)
         for moves in (True, False):
-            add(bench_compaction(bs, 30, 3, 64, moves))
-            add(bench_compaction(bs, 36, 8, 128, moves))
+            add(bench_compaction, bs, 30, 3, 64, moves)
+            add(bench_compaction, bs, 36, 8, 128, moves)
     document = {
         "schema_version": 1,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -257,7 +300,7 @@ def main(out: Path) -> None:
         "triton": triton.__version__,
         "chunk": [triton_topk.CHUNK, triton_topk.CHUNK_WARPS],
         "python": platform.python_version(),
-        "command": "python benchmarks/kernels/bench_build.py OUT.json",
+        "command": " ".join(["python benchmarks/kernels/bench_build.py OUT.json", *wanted]),
         "definitions": " ".join((__doc__ or "").split("\n\n")[-1].split()),
         "rows": rows,
     }
@@ -265,4 +308,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -122,7 +122,7 @@ def build_trees(
             older = last_child[at]
             next_token[at] = torch.where(exists & (older < 0), i, next_token[at])
             link = torch.where(exists & (older >= 0), older, width)
-            next_sibling[request, link] = i
+            next_sibling.scatter_(1, link[:, None], i)  # an indexed assignment would copy its number from the host
             last_child[at] = torch.where(exists, i, older)
             pending_rank[at] += 1
             refresh(winner)
