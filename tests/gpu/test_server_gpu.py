@@ -40,15 +40,20 @@ HOOK = re.compile(
 
 
 @contextlib.contextmanager
-def server(tree: Path, log: Path, *flags: str, **variables: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Start a DDTREE server in a process group of its own; ends it afterwards."""
+def server(
+    tree: Path, log: Path, *flags: str, plain: bool = False, **variables: str
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Start a DDTREE server (``plain``: one without speculation) in a process group of its own; ends it afterwards."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    drafting = [
+        "--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", str(DRAFT),
+        "--speculative-num-draft-tokens", "33",
+    ]  # fmt: skip
     command = [
         sys.executable, "-m", "sglang.launch_server", "--model-path", str(TARGET), "--port", str(port),
-        "--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", str(DRAFT),
-        "--speculative-num-draft-tokens", "33", "--attention-backend", "triton", "--sampling-backend", "pytorch",
+        *([] if plain else drafting), "--attention-backend", "triton", "--sampling-backend", "pytorch",
         "--grammar-backend", "none", "--max-total-tokens", "32768", "--context-length", "2048",
         "--max-running-requests", "16", "--disable-prefill-cuda-graph", "--cuda-graph-bs-decode", "1", "2", "4", "8",
         *flags,

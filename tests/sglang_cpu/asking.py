@@ -141,7 +141,9 @@ def questions(base: Sequence[dict[str, Any]]) -> dict[str, Question]:
             [{**free, "max_new_tokens": 30, "custom_params": {"ddtree": {"budget": n}}} for n in BUDGETS],
             {"rid": [f"budget-{n}" for n in BUDGETS]},
         ),
-        "memory pressure": Question(prompts, [{**free, "max_new_tokens": 118}] * 12),
+        "memory pressure": Question(
+            prompts, [{**free, "max_new_tokens": 118, **some} for some in ({}, {"frequency_penalty": 0.3}) * 6]
+        ),
     }
 
 

@@ -23,8 +23,8 @@ from tests.sglang_cpu.servers import Environment, Server, serving
 Answers = list[dict[str, Any]]
 PAIR = Path(__file__).resolve().parents[1] / "models" / "pytiny"
 BUDGET, LOWERED, BLOCK = 16, 4, 16
-SLOTS = 900
-"""So few KV slots that a full batch has to give some back."""
+SLOTS = 1400
+"""So few KV slots that a batch of twelve has to give some back, and enough to keep the prompts."""
 SEEDED: dict[str, Any] = {"temperature": 0.8, "max_new_tokens": 40, "ignore_eos": True, "top_p": 0.95}
 REFUSED: dict[str, dict[str, Any]] = {
     "budget": {"sampling_params": {"max_new_tokens": 4, "custom_params": {"ddtree": {"budget": BUDGET + 1}}}},
@@ -79,6 +79,7 @@ class DDTreeRun(PlainRun):
     metrics: str = ""  # SGLang's /metrics, at the end
     info: dict[str, Any] = field(default_factory=dict)  # its /server_info
     trace: list[trace.TraceRound] = field(default_factory=list)
+    trace_file: Path = Path()
 
     def retracted(self) -> set[str]:
         """Return the names of requests that had to give their memory back on the way."""
@@ -89,7 +90,7 @@ class DDTreeRun(PlainRun):
 def run_plain(environment: Environment, work: Path) -> PlainRun:
     """Ask the unmodified server without speculation."""
     found = PlainRun()
-    flags = ("--disable-overlap-schedule", "--context-length", str(CONTEXT))
+    flags = ("--disable-overlap-schedule", "--context-length", str(CONTEXT), "--max-total-tokens", "8192")
     with serving(environment, PAIR / "target", work / "log", *flags, TORCHDYNAMO_DISABLE="1") as server:
         found.batches = _ask_all(server)
         found.questions = questions(found.batches)
@@ -107,7 +108,7 @@ def run_ddtree(environment: Environment, tree: Path, plain: PlainRun, work: Path
     with serving(
         environment, PAIR / "target", work / "log",
         "--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", PAIR / "draft",
-        "--context-length", str(CONTEXT), "--max-total-tokens", str(SLOTS), "--schedule-conservativeness", "0.3",
+        "--context-length", str(CONTEXT), "--max-total-tokens", str(SLOTS), "--schedule-conservativeness", "0.05",
         "--enable-metrics", *options,
         tree=tree, DDTREE_BUDGET=str(BUDGET), DDTREE_RUN_DIR=str(run_dir), DDTREE_TRACE=str(work / "trace"),
         DDTREE_TRACE_ROUNDS="0", DDTREE_TRACE_BYTES=str(1 << 30), TORCHDYNAMO_DISABLE="1",
@@ -127,7 +128,8 @@ def run_ddtree(environment: Environment, tree: Path, plain: PlainRun, work: Path
         found.beacons = beacons(run_dir)
         found.metrics, found.info = server.get("/metrics"), json.loads(server.get("/server_info"))
         found.counters_end = scheduler_beacon(found.beacons)["counters"]
-    found.trace = list(trace.read_rounds((work / "trace").read_text("utf-8").splitlines()))
+    found.trace_file = work / "trace"
+    found.trace = list(trace.read_rounds(found.trace_file.read_text("utf-8").splitlines()))
     return found
 
 

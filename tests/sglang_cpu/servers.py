@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddtree_ops import patching
-
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 
@@ -67,6 +65,8 @@ class Environment:
 
 def make_patched_tree(pristine: Path, folder: Path) -> Path:
     """Copy a pristine package into ``folder``, patch it, add the payload; returns what goes on PYTHONPATH."""
+    from ddtree_ops import patching  # the questions are asked from GPU hosts, too, which have no use for it
+
     recipe = patching.load_recipe(REPOSITORY / "patches" / "recipe.yaml")
     series = patching.make_git_series(recipe, patching.open_tree(pristine))
     package = folder / "sglang"

@@ -41,7 +41,7 @@ def _equal(plain: PlainRun, run: DDTreeRun, name: str, least: int) -> None:
         ("shared prefix", 4),  # prompts that were another request's answer: its rejected branches are in the cache
         ("grammar", 3),
         ("budgets", 3),
-        ("memory pressure", 7),
+        ("memory pressure", 6),  # with and without penalties; some are retracted
     ],
 )
 def test_answers_are_those_of_plain_decoding(
@@ -180,8 +180,8 @@ def test_seeded_answers_are_reproducible(ddtree_run: DDTreeRun, capsys: pytest.C
 
 def test_requests_were_retracted(ddtree_run: DDTreeRun) -> None:
     """Without retractions the answers under memory pressure would show nothing."""
-    answers = [*ddtree_run.answers["memory pressure"], *ddtree_run.seeded["all under pressure"]]
-    assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0
+    for answers in (ddtree_run.answers["memory pressure"], ddtree_run.seeded["all under pressure"]):
+        assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0
 
 
 def test_aborted_requests_leave_no_trace(plain_run: PlainRun, ddtree_run: DDTreeRun) -> None:
