@@ -124,7 +124,7 @@ def serving(
     """Run a server until the block ends; its whole process group is ended then."""
     port = free_port()
     command: list[str | Path] = [HERE / "start.sh", "--python", environment.python, "--model", model, "--log", log]
-    command += ["--port", str(port), "--dtype", "bfloat16"]
+    command += ["--port", str(port), "--dtype", "bfloat16", "--life", "1500"]
     if tree is not None:
         command += ["--pythonpath", tree]
     done = subprocess.run(

@@ -14,7 +14,7 @@ from tests.sglang_cpu import asking
 from tests.sglang_cpu.asking import BUDGETS, LENGTHS, differences, first_difference
 from tests.sglang_cpu.runs import LOGPROBS, DDTreeRun, PlainRun
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(1500)]  # the first one starts servers
 
 LOGPROB_TOLERANCE = 0.15
 """Log-probabilities of one token from batches of different shapes: two steps of bfloat16 at this target's logits."""
