@@ -106,14 +106,15 @@ class Job:
         book = bench_plan.gates_for(self._gate_file(), self.wanted, self.spec.budget)
         now = self._manifest()
         folder = self._resumed(open_folder(self.options.resume), now) if self.options.resume is not None else None
-        consent(self.context, self.options.yes, self._question())
-        folder = folder or create(self.options.out or self._default_folder(), now)
-        self.context.output.detail(1, f"results: {folder.path}")
         started = time.monotonic()
-        output = self.context.output
-        bars = Bars(output, self.host.name, silent=output.json and output.verbosity < 1)
-        with bars:
-            self._measure(folder, bars)
+        if folder is None or schedule.remaining(schedule.schedule(self.wanted.plan), folder.rows()):
+            consent(self.context, self.options.yes, self._question())
+            folder = folder or create(self.options.out or self._default_folder(), now)
+            output = self.context.output
+            output.detail(1, f"results: {folder.path}")
+            bars = Bars(output, self.host.name, silent=output.json and output.verbosity < 1)
+            with bars:
+                self._measure(folder, bars)
         found = self._conclude(folder, book)
         found["seconds"] = round(time.monotonic() - started, 1)
         failure = self._failure(folder, book)

@@ -171,6 +171,9 @@ def test_ctrl_c_in_the_middle_of_an_arm_brings_the_service_back(bed: Bed) -> Non
     places = [(r["arm"], r["start"], r["round"], r["regime"]) for r in bed.rows() if not r.get("cut")]
     assert len(places) == len(set(places)) == 9, "a finished round was measured again"
     bed.assert_as_before()
+    starts = len(bed.starts())
+    assert ddtree_ops("bench", "--resume", "out", cwd=bed.folder).code == 0, "nothing is left: no consent is needed"
+    assert len(bed.starts()) == starts
 
 
 def test_cut_connection_brings_the_service_back_and_can_be_resumed(bed: Bed) -> None:
