@@ -2,9 +2,10 @@
 
     python benchmarks/kernels/sanitize.py OUT.json [NAME ...]
 
-Each check of ``tests/kernels/triton_checks.py`` (and of ``merge_checks.py``, the gather between processes left out)
-runs under ``memcheck`` (accesses outside of allocations), ``racecheck`` (races in *shared* memory) and ``synccheck``
-(barriers that not all threads reach). Exit status 1 when a tool reports an error or a check fails, 2 without the tool.
+Each check of ``triton_checks.py``, ``merge_checks.py`` (the gather between processes left out) and ``static_checks.py``
+in ``tests/kernels`` runs under ``memcheck`` (accesses outside of allocations), ``racecheck`` (races in *shared* memory)
+and ``synccheck`` (barriers that not all threads reach). Exit status 1 when a tool reports an error or a check fails, 2
+without the tool.
 
 What racecheck cannot show: it watches shared memory only. The kernels exchange data between threads through global
 memory in a few places, each within one program with a barrier between writing and reading; and the KV compaction writes
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 CHECKS = Path(__file__).resolve().parents[2] / "tests" / "kernels"
-FILES = ("triton_checks.py", "merge_checks.py")
+FILES = ("triton_checks.py", "merge_checks.py", "static_checks.py")
 LEFT_OUT = ("check_processes_that_gather_agree",)
 TOOLS = ("memcheck", "racecheck", "synccheck")
 PLACES = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")

@@ -8,6 +8,7 @@ Run by the CPU environment's Python (Triton interpreted), and by ``tests/gpu`` o
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import traceback
@@ -18,7 +19,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "kernels"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from ddtree.build import topk, torch_builder, triton_builder, triton_commit, triton_static
+from ddtree.build import select, topk, torch_builder, triton_builder, triton_commit, triton_static
 from ddtree.build.shape import DeviceShape, Shape
 from ddtree.tree.definition import SCORE_FLOOR
 from triton_checks import KINDS, make_logits, poisoned
@@ -95,6 +96,29 @@ def check_extreme_scores(device: str, large: bool) -> None:
         scores = torch.full((1, depth, budget), value)
         ids = torch.arange(depth * budget).view(1, depth, budget)
         compare(scores, ids, budget, Shape(budget + 1, budget), torch.tensor([budget]), torch.tensor([depth]), device)
+
+
+def check_the_choice_is_measured_or_asked_for(device: str, large: bool) -> None:
+    """Without a measurement the loop builds; a switch asks for the other one, and a misspelt one is told."""
+    before = os.environ.pop(select.ENV_BUILDER, None)
+    try:
+        for depth, budget in ((15, 16), (15, 32), (7, 64), (15, 64)):
+            assert select.takes_static(depth, budget) == ((depth, budget) in select.STATIC_IS_FASTER)
+        os.environ[select.ENV_BUILDER] = "static"
+        assert select.takes_static(15, 32)
+        assert not select.takes_static(15, 64)  # not covered
+        os.environ[select.ENV_BUILDER] = "loop"
+        assert not select.takes_static(15, 16)
+        os.environ[select.ENV_BUILDER] = "statik"
+        try:
+            select.takes_static(15, 16)
+        except ValueError:
+            return
+        raise AssertionError("a misspelt builder was accepted")
+    finally:
+        os.environ.pop(select.ENV_BUILDER, None)
+        if before is not None:
+            os.environ[select.ENV_BUILDER] = before
 
 
 def check_too_large_universes_are_refused(device: str, large: bool) -> None:

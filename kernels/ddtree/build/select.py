@@ -1,10 +1,13 @@
 """Which implementation serves a device: the Triton kernels on a GPU, their torch twins elsewhere.
 
-Both give the same trees and paths bit for bit from the same candidates; a caller sees one interface.
+All give the same trees and paths bit for bit from the same candidates; a caller sees one interface. On a GPU there are
+two builders: the pending-child loop (``triton_builder``, every size) and the selection from the static universe
+(``triton_static``, small ones). ``STATIC_IS_FASTER`` says where the second one is taken, by measurement.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -14,6 +17,24 @@ from .accept import Accepted
 from .merge import ShardedCandidates
 from .shape import DeviceShape
 from .torch_builder import TreeBatch
+
+ENV_BUILDER = "DDTREE_BUILDER"
+"""``loop`` or ``static``: this builder wherever it covers the size, instead of the measured choice."""
+
+STATIC_IS_FASTER: frozenset[tuple[int, int]] = frozenset()
+"""(levels, largest budget) for which ``benchmarks/kernels/bench_build.py`` found the selection faster than the loop at
+every batch size it measured. Empty: it has not been found faster anywhere yet."""
+
+
+def takes_static(depth: int, budget: int) -> bool:
+    """Whether trees of at most ``budget`` nodes and ``depth`` levels are built from the static universe."""
+    from . import triton_static
+
+    asked = os.environ.get(ENV_BUILDER, "")
+    if asked not in ("", "loop", "static"):
+        raise ValueError(f"DDTREE: {ENV_BUILDER}={asked!r} is neither loop nor static.")
+    is_wanted = asked == "static" or (not asked and (depth, budget) in STATIC_IS_FASTER)
+    return is_wanted and triton_static.covers(budget, depth)
 
 
 class TreeBuilder:
@@ -46,6 +67,11 @@ class TreeBuilder:
             if sharded is None:
                 self._candidates = triton_topk.make_buffers(max_bs * depth, self.ranks, vocab, device)
             self._trees = triton_builder.make_buffers(max_bs, width, depth, self.ranks, device)
+            self._tables: Any = None
+            if takes_static(depth, width - 1):
+                from . import triton_static
+
+                self._tables = triton_static.make_tables(max_bs, self._trees, depth, self.ranks, device)
             for array in vars(self._trees).values():
                 array.zero_()  # a graph can be captured before the first build: its indices must be in range
             self._accepted = triton_commit.make_accept_buffers(max_bs, depth + 1, device)
@@ -82,6 +108,13 @@ class TreeBuilder:
         """
         if self.triton is None:
             return torch_builder.build_trees(root_token, ids, scores, seq_lens, budgets, end_lens, shape.host)
+        if self._tables is not None:
+            from . import triton_static
+
+            return triton_static.build_trees_into(
+                root_token, ids, scores, seq_lens, budgets, end_lens, shape, self._trees, self._tables, full_mask,
+                square_mask=square_mask,
+            )  # fmt: skip
         return self.triton[1].build_trees_into(
             root_token, ids, scores, seq_lens, budgets, end_lens, shape, self._trees, full_mask, square_mask=square_mask
         )
