@@ -1,9 +1,10 @@
 """The arms of a comparison: the deployed service, and the same service with another speculation. Pure.
 
 An arm is what the deployed unit is, less what must differ: the algorithm, a unit name, a port of its own on loopback,
-and a unit file that lives in ``/run``. What SGLang decides by itself for one algorithm and not for another (requests at
-once, attention backend, memory share) is *pinned*: plain decoding and DFLASH get as flags what the DDTREE server says
-that it runs with. What still differs afterwards, other than speculation, makes the comparison INVALID.
+and a unit file that lives in ``/run``. What SGLang decides by itself, by the algorithm (requests at once, attention
+backend, graph sizes) or by the memory that is free at its start (prefill chunks), is *pinned*: every arm gets as flags
+what the deployed server says that it runs with. What still differs afterwards, other than speculation, makes the
+comparison INVALID.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TRACE_FILE = "trace.jsonl"
 TRACE_BYTES = 128 << 20  # a file that reaches this is rotated; it lies in the run folder, in memory
 LADDER = "DDTREE_LADDER"  # verify widths that the server captures: budget + 1 each
 
-#: Server arguments that SGLang resolves per algorithm and that must be equal; each is also a flag of the same name.
+#: Server arguments that SGLang resolves by itself and that must be equal; each is also a flag of the same name.
 PINNED = (
     "max_running_requests",
     "attention_backend",
@@ -85,7 +86,7 @@ def arm_spec(
 
     Args:
         budgets: Of the DDTREE arm: one server is started for the largest, with the widths of all in its ladder.
-        pins: Flags from :func:`pins`, for the arms that are not the reference.
+        pins: Flags from :func:`pins`.
         trace_rounds: Above 0 the DDTREE arm writes so many rounds of ``ddtree-trace/1`` into its run folder.
     """
     algorithm = ALGORITHMS[arm]
@@ -96,7 +97,7 @@ def arm_spec(
         secrets_of=deployed.name,
         listen="127.0.0.1",
         port=port,
-        extra_args=(*base.extra_args, *(pins if arm != "ddtree" else ())),
+        extra_args=(*base.extra_args, *pins),
     )
     if not deployed.working_directory:
         values["working_directory"] = ""  # the arm's own run folder
@@ -120,7 +121,7 @@ def arm_spec(
 
 
 def pins(reference: Mapping[str, Any], extra_args: Iterable[str], may_differ: Iterable[str] = ()) -> tuple[str, ...]:
-    """Flags that give plain decoding and DFLASH what the reference server (DDTREE) runs with.
+    """Flags that give every arm what the reference server runs with (the deployed one, else the first arm).
 
     Args:
         reference: The reference's effective arguments.

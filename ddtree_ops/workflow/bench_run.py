@@ -186,7 +186,7 @@ class Bench:
             arm,
             number,
             spec,
-            tuple(f"its server runs with other arguments than DDTREE's: {one}" for one in different),
+            tuple(f"its server runs with another {one}" for one in different),
             arms.allowed_differences(self.reference, effective, self.wanted.may_differ),
             dict(facts["settings"]),
         )

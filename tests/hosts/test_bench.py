@@ -24,7 +24,7 @@ name: bench
 auto: [4, 8, 16]
 concurrency: [1, 2]
 count: 2
-max_tokens: 24
+max_tokens: 16
 starts: 1
 repeat: 1
 warm_within: 0.95   # other tests share the machine

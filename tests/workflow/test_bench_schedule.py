@@ -94,7 +94,7 @@ def test_an_arm_is_the_deployed_service_in_all_but_the_algorithm(arm: str) -> No
     assert spec.env()["HF_HOME"] == "/data"
     words = spec.argv()
     assert words[words.index("--mem-fraction-static") + 1] == "0.7"
-    assert ("--max-running-requests" in words) == (arm != "ddtree")
+    assert words[words.index("--max-running-requests") + 1] == "48"
     assert ("--speculative-algorithm" in words) == (arm != "ar")
 
 
@@ -122,6 +122,7 @@ REFERENCE = {
     "max_running_requests": 48,
     "mem_fraction_static": 0.7,
     "attention_backend": "triton",
+    "chunked_prefill_size": 2048,
     "disable_overlap_schedule": True,
     "disable_cuda_graph": False,
     "cuda_graph_max_bs_decode": None,
@@ -133,12 +134,14 @@ REFERENCE = {
 }
 
 
-def test_what_sglang_chooses_per_algorithm_is_pinned() -> None:
-    """DFLASH and DDTREE get 48 requests at once by themselves, plain decoding does not: another scheduling limit."""
+def test_what_sglang_chooses_by_itself_is_pinned() -> None:
+    """DFLASH and DDTREE get 48 requests at once by themselves, plain decoding does not: another scheduling limit. The
+    prefill chunk follows the memory that was free at the start: two starts of one unit differed in it."""
     found = arms.pins(REFERENCE, ("--mem-fraction-static", "0.7"))
     pairs = dict(itertools.pairwise(found))
     assert pairs["--max-running-requests"] == "48"
     assert pairs["--attention-backend"] == "triton"
+    assert pairs["--chunked-prefill-size"] == "2048"
     assert "--disable-overlap-schedule" in found
     assert "--disable-cuda-graph" not in found
     assert "--mem-fraction-static" not in found, "it is among the deployed flags already"
