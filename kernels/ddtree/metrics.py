@@ -119,6 +119,7 @@ class DeviceCounters:
 
         if not self._is_cuda:
             return list(map(int, self._counts.tolist()))
+        torch.cuda.set_device(self._counts.device)  # of this thread: a new one is on the first GPU, whatever rank it is
         with torch.cuda.stream(self._stream):
             self._landing.copy_(self._counts, non_blocking=True)
         self._stream.synchronize()

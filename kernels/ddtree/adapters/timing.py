@@ -82,6 +82,7 @@ class StepTimer:
     def read(self) -> dict[str, Any]:
         """Return sums in microseconds and the number of samples, in all and by width; called from a reading thread."""
         if self._is_cuda:
+            torch.cuda.set_device(self._sums.device)  # of this thread: a new one is on the first GPU
             with torch.cuda.stream(self._stream):
                 self._landing.copy_(self._sums, non_blocking=True)
             self._stream.synchronize()
