@@ -378,3 +378,20 @@ def test_settings_know_auto_and_the_ladder() -> None:
     for bad in ("0", "-3", "many"):
         with pytest.raises(ValueError, match="DDTREE_BUDGET"):
             settings.resolve(None, None, 16, {"DDTREE_BUDGET": bad})
+
+
+def test_noise_does_not_make_more_nodes_cheaper_than_fewer() -> None:
+    """Costs measured beside a neighbour once said that 24 nodes are cheaper than 16: the widths between were lost."""
+    measured = {8: 6562.0, 16: 7287.0, 24: 6248.0, 33: 8185.0, 49: 8077.0, 65: 6727.0}
+    table = costs.CostTable({(1, width): us for width, us in measured.items()})
+    used = [table.us(1, width) for width in measured]
+    assert used == sorted(used)
+    assert sum(used) == pytest.approx(sum(measured.values()))
+    assert [row["us"] for row in table.rows()] == list(measured.values())  # shown as measured
+
+
+def test_cliffs_stay_where_they_are() -> None:
+    """Levelling must not touch costs that rise already, however steeply."""
+    steep = {(1, 8): 10.0, (1, 16): 11.0, (1, 24): 99.0, (2, 8): 5.0}
+    table = costs.CostTable(steep)
+    assert {cell: table.us(*cell) for cell in steep} == steep

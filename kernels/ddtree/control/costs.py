@@ -15,11 +15,12 @@ class CostTable:
     """Microseconds of one verify pass; a batch between the measured ones costs what the next larger one does.
 
     That is how captured graphs work: a batch is padded to the next captured size. Without entries (no graphs) every
-    cost is unknown.
+    cost is unknown. Costs used never fall with the width; ``rows`` shows them as measured.
     """
 
     def __init__(self, us: Mapping[tuple[int, int], float]) -> None:
-        self._us = dict(us)
+        self._measured = dict(us)
+        self._us = _never_falling(self._measured)
         self._batches: dict[int, list[int]] = {}
         for batch, width in sorted(self._us):
             self._batches.setdefault(width, []).append(batch)
@@ -47,4 +48,25 @@ class CostTable:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the table as a beacon shows it."""
-        return [{"batch": batch, "width": width, "us": round(us, 1)} for (batch, width), us in sorted(self._us.items())]
+        return [
+            {"batch": batch, "width": width, "us": round(us, 1)}
+            for (batch, width), us in sorted(self._measured.items())
+        ]
+
+
+def _never_falling(measured: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+    """Level out what would make more nodes cheaper than fewer, batch size by batch size: noise of a shared GPU.
+
+    Neighbours that fall are pooled into their mean (isotonic regression), so real cliffs stay where they are.
+    """
+    found: dict[tuple[int, int], float] = {}
+    for batch in sorted({batch for batch, _ in measured}):
+        pools: list[tuple[float, list[int]]] = []
+        for width in sorted(width for size, width in measured if size == batch):
+            pools.append((measured[batch, width], [width]))
+            while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+                (late, after), (early, before) = pools.pop(), pools.pop()
+                mean = (early * len(before) + late * len(after)) / (len(before) + len(after))
+                pools.append((mean, before + after))
+        found.update({(batch, width): us for us, widths in pools for width in widths})
+    return found
