@@ -325,8 +325,9 @@ def _l4(matched: list[Matched]) -> Level:
         return tally.result()
     tally.checked = len(matched)
     sides = []
-    for name, requests in (("a", [pair.a for pair in matched]), ("b", [pair.b for pair in matched])):
-        interval = ratio_of_sums([_lengths(request, budget) for request in requests], f"compare-{name}")
+    for name in ("a", "b"):
+        lengths = [_lengths(getattr(pair, name), budget, pair.compared) for pair in matched]
+        interval = ratio_of_sums(lengths, f"compare-{name}")
         if interval is not None:
             sides.append(interval)
     a, b = sides
@@ -345,7 +346,9 @@ def _budget(one: Round) -> int:
     return int(one.extra.get("budget", len(one.token) - 1))
 
 
-def _lengths(request: Request, budget: int) -> tuple[float, float]:
-    """Tokens and verify steps of a request; of a wider tree only what the first ``budget`` nodes would have given."""
-    tokens = sum(sum(node <= budget for node in one.accepted) for one in request.run)
-    return float(tokens), float(len(request.run))
+def _lengths(request: Request, budget: int, compared: int) -> tuple[float, float]:
+    """Tokens and verify steps of a request within the tokens that both have; of a wider tree only what the first
+    ``budget`` nodes would have given. (A server that overlaps steps runs one more behind the last token.)"""
+    rounds = [one for one in request.run if one.start - request.run[0].start < compared - 1]
+    tokens = sum(sum(node <= budget for node in one.accepted) for one in rounds)
+    return float(tokens), float(len(rounds))

@@ -70,9 +70,10 @@ def _reach(
         tokens, log_probs = decoder.draft([ids[i] for i in rows], [len(prompt) + i for i in rows], context, widest)
         for i, row_ids, row_lp in zip(rows, tokens, log_probs, strict=True):
             truth = ids[i + 1 : i + 1 + depth]
+            limit = max(0, min(depth, max_tokens - 2 - i))
             chain = next((d for d, token in enumerate(truth) if row_ids[d][0] != token), len(truth))
-            found[LINEAR].append(chain)
-            nodes = _path(heap.build_tree(ids[i], row_ids, row_lp, widest, min(depth, max_tokens - 1 - i)), truth)
+            found[LINEAR].append(min(chain, limit))
+            nodes = _path(heap.build_tree(ids[i], row_ids, row_lp, widest, limit), truth)
             for budget in budgets:
                 found[str(budget)].append(sum(node <= budget for node in nodes))
     return found

@@ -129,7 +129,8 @@ class Decoder:
     ) -> trace.TraceRound:
         clock = [time.perf_counter()]
         start = self.target.length
-        limit = 0 if self.drafter is None else max(0, min(self.drafter.config.depth, end - start - 1))
+        # The last token of an answer is the target's own, so drafts end one before it (as when serving).
+        limit = 0 if self.drafter is None else max(0, min(self.drafter.config.depth, end - start - 2))
         budget = {"ar": 0, "linear": limit, "tree": options.budget}[options.mode]
         ids: list[list[int]] = []
         log_probs: list[list[float]] = []

@@ -95,7 +95,7 @@ class Tracer:
                 break
             rid = str(getattr(req, "rid", b))
             known = self._known(rid, req, records)
-            if not known.traced:
+            if not known.traced or _is_over(tail, b, int(seq_lens[b])):
                 continue
             size = int(tree.valid[b].sum())
             steps = int(accepted.accept_len[b]) + 1
@@ -191,6 +191,11 @@ def _adjusted(req: Any) -> bool:
         or bool(getattr(req, "custom_logit_processor", None))
         or getattr(req, "grammar", None) is not None
     )
+
+
+def _is_over(tail: DraftTail | None, b: int, seq_len: int) -> bool:
+    """Whether the request has all its tokens already: overlap scheduling runs one more step, which nobody sees."""
+    return tail is not None and int(tail.end_lens[b]) <= seq_len
 
 
 def _shape(tail: DraftTail | None, b: int, seq_len: int, depths: int) -> dict[str, Any]:
