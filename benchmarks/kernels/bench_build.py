@@ -162,10 +162,17 @@ def bench_build(bs: int, budget: int, depth: int = DEPTH) -> Row:
     if triton_static.covers(budget, depth):
         tables = triton_static.make_tables(bs, buffers, depth, budget, "cuda")
 
-        def select(square: bool = False) -> torch_builder.TreeBatch:
-            return triton_static.build_trees_into(*inputs, shape, buffers, tables, full, square_mask=square)
+        def select(square: bool = False, warps: int | None = None) -> torch_builder.TreeBatch:
+            return triton_static.build_trees_into(
+                *inputs, shape, buffers, tables, full, square_mask=square, num_warps=warps
+            )
 
         row["static"] = {**graph_times(select), "tuples": tables.tuples}
+        row["static"]["chained_us_by_warps"] = {
+            warps: graph_times(lambda warps=warps: select(False, warps))["chained_us"]
+            for warps in (1, 2, 4, 8)
+            if tables.tuples <= 1024 * warps
+        }
         buffers.nodes.zero_()
         row["static"]["equal_to_torch"] = is_equal(select(True), twin)
     row["heap_cpu_us"] = round(host_us(lambda: heap_on_cpu(roots, ids, log_probs, lens, budget), 10), 1)

@@ -92,8 +92,12 @@ def build_trees_into(
     tables: StaticTables,
     full_mask: torch.Tensor | None = None,
     square_mask: bool = True,
+    num_warps: int | None = None,
 ) -> TreeBatch:
-    """Build trees as ``triton_builder.build_trees_into`` does, by selection; ``tables`` were made for ``out``."""
+    """Build trees as ``triton_builder.build_trees_into`` does, by selection; ``tables`` were made for ``out``.
+
+    ``num_warps``: instead of the default of ``warps``.
+    """
     bs, depths, ranks = ids.shape
     most, width = out.valid.shape[1], shape.host.width
     if (most - 1, depths) != (tables.budget, tables.depths) or tables.sums.shape[1] != 64 + depths * ranks:
@@ -140,7 +144,7 @@ def build_trees_into(
         ROWS=min(lanes, 16 if lanes <= 64 else 8),
         SQUARE=square_mask,
         FULL=full_mask is not None,
-        num_warps=warps(tuples),
+        num_warps=num_warps or warps(tuples),
     )
     return out.batch(bs, width)
 
