@@ -6,6 +6,7 @@ as they do here. torch and transformers are the host's; this side needs neither.
 
 from __future__ import annotations
 
+import gzip
 import json
 import zlib
 from base64 import b64decode
@@ -51,7 +52,11 @@ def replacing(path: Path) -> Iterator[IO[str]]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(path.name + ".part")
-        with draft.open("w", encoding="utf-8") as file:
+        with (
+            gzip.open(draft, "wt", encoding="utf-8")
+            if path.suffix == ".gz"
+            else draft.open("w", encoding="utf-8") as file
+        ):
             yield file
         draft.replace(path)
     except OSError as error:

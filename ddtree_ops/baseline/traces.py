@@ -6,8 +6,10 @@ damaged must not be compared.
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -92,9 +94,10 @@ def load(path: Path) -> Trace:
         ConfigError: it cannot be read, is cut off, of another schema or inconsistent (``where`` is ``file:line``).
     """
     try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is cut off, or not text"
         raise ConfigError(f"the trace cannot be read: {reason}", where=str(path), next_step=_HINT)
     header: trace.TraceHeader | None = None
     requests: dict[str, Request] = {}

@@ -29,8 +29,8 @@ from ddtree.tree.trace import TraceHeader
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from ddtree_ops.baseline import torchfile, traces
-from ddtree_ops.baseline.offline import check, record
+from ddtree_ops.baseline import compare, torchfile, traces
+from ddtree_ops.baseline.offline import check, decode, record
 from ddtree_ops.baseline.offline.config import draft_config
 from ddtree_ops.baseline.offline.decode import Answer, Chooser, Decoder, Options, candidates
 from ddtree_ops.baseline.offline.drafter import Context, Drafter, load_drafter
@@ -125,6 +125,18 @@ def check_every_tree_is_the_top_of_the_product_distribution():
             mine = [tuple(tree.rank[node] for node in tree.path(index) if node) for index in range(1, len(tree))]
             assert sorted(mine) == sorted(ranks for _, ranks in best)
             assert len(mine) == min(budget, len(every))
+
+
+def check_the_recorded_candidates_give_the_tree_again():
+    """Candidates that no node uses are left out of the record; the heap over the rest must still give the same tree."""
+    decoder = _decoder(_tiny("qwen3"))
+    before, decode.KEPT_RANKS = decode.KEPT_RANKS, 1
+    try:
+        found, _ = _decoded(decoder, Options("tree", 12, 24))
+    finally:
+        decode.KEPT_RANKS = before
+    assert min(len(row) for one in found for row in one.ids) < VOCABULARY
+    assert [compare.rebuilt(one, 12) for one in found] == [""] * len(found)
 
 
 def check_candidates_are_the_whole_softmax_in_canonical_order():
@@ -404,8 +416,6 @@ def _tracer(**bounds):
 
 def check_tracer_writes_what_a_comparison_needs():
     """Prompt, shape of the tree, gap and size of the target's logits; the file loads, and its path can be walked."""
-    from ddtree_ops.baseline import compare
-
     tracer = _tracer()
     assert tracer.record(*_step(["a", "b"], presence_penalty=0.5))
     found = traces.load(tracer.path)

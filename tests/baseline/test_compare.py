@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -282,6 +283,15 @@ def test_a_damaged_trace_is_an_error_with_its_place(tmp_path: Path, change: Call
     with pytest.raises(ConfigError, match=what) as caught:
         traces.load(path)
     assert str(path) in caught.value.where
+
+
+def test_a_compressed_trace_is_read_and_a_cut_one_is_an_error(tmp_path: Path) -> None:
+    data = gzip.compress(HERE.write(tmp_path / "a.jsonl").read_bytes())
+    (tmp_path / "a.gz").write_bytes(data)
+    assert len(traces.load(tmp_path / "a.gz").requests) == len(PROMPTS)
+    (tmp_path / "a.gz").write_bytes(data[:-50])
+    with pytest.raises(ConfigError, match="cut off"):
+        traces.load(tmp_path / "a.gz")
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from .drafter import Context, Drafter
 from .target import Target
 
 MODES = ("ar", "linear", "tree")
+KEPT_RANKS = 32
+"""Candidates recorded per depth, more where the tree uses more: a comparison scores another tree's nodes with them."""
 
 
 @dataclass(frozen=True)
@@ -151,14 +153,15 @@ class Decoder:
             self._remember(context, list(path))
             self.target.keep(list(path))
         clock.append(time.perf_counter())
+        kept = _kept(tree, len(ids))
         micros = [round(1e6 * (late - early)) for early, late in itertools.pairwise(clock)]
         return trace.TraceRound(
             req=req,
             round=number,
             start=start,
             bonus_in=bonus,
-            ids=ids,
-            lp_bits=[[trace.float_bits(value) for value in row] for row in log_probs],
+            ids=[row[:size] for row, size in zip(ids, kept, strict=True)],
+            lp_bits=[[trace.float_bits(v) for v in row[:size]] for row, size in zip(log_probs, kept, strict=True)],
             token=list(tree.token),
             parent=list(tree.parent),
             depth=list(tree.depth),
@@ -178,6 +181,14 @@ class Decoder:
                 "t_us": dict(zip(("draft", "build", "verify", "commit"), micros, strict=True)),
             },
         )
+
+
+def _kept(tree: Any, depths: int) -> list[int]:
+    """How many candidates of each depth are recorded; those that no node uses cannot change the tree."""
+    most = [KEPT_RANKS] * depths
+    for node in range(1, len(tree)):
+        most[tree.depth[node] - 1] = max(most[tree.depth[node] - 1], tree.rank[node] + 2)
+    return most
 
 
 def _emit(answer: Answer, tokens: list[int], options: Options) -> None:

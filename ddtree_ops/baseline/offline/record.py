@@ -8,6 +8,7 @@ budget over the same answers. Exit status: 0 recorded, 2 not understood (stderr 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 from .. import tolerance
 from ..trees import trace
@@ -49,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1")
     found.add_argument("--threads", type=int, help="CPU threads of torch")
     found.add_argument("--no-control", action="store_true", help="no control pass, and so no curve")
-    found.add_argument("--out", default="-", help="file, or - for stdout")
+    found.add_argument("--out", default="-", help="file (.gz: compressed), or - for stdout")
     found.add_argument("--tied", type=Path, help=argparse.SUPPRESS)  # when stdin closes: remove this folder and end
     return found
 
@@ -87,12 +88,12 @@ def _sink(out: str) -> Iterator[tuple[Callable[[str], None], Tell]]:
         yield write, lambda event: write(json.dumps({"kind": "progress", **event}))
         return
     draft = Path(out + ".part")
-    with draft.open("w", encoding="utf-8") as file:
+    with gzip.open(draft, "wt", encoding="utf-8") if out.endswith(".gz") else draft.open("w", encoding="utf-8") as file:
         yield _writer(file), lambda event: print(event["text"], file=sys.stderr, flush=True)
     draft.replace(out)
 
 
-def _writer(file: TextIO) -> Callable[[str], None]:
+def _writer(file: IO[str]) -> Callable[[str], None]:
     def write(line: str) -> None:
         file.write(line + "\n")
 
