@@ -197,6 +197,7 @@ def bench_merge(bs: int, shards: int, vocab: int, ranks: int) -> Row:
         del out, mine
 
     call = merge.ShardedCandidates(merge.Shard(0, part, part, vocab, shards), stand_in, rows, ranks, "cuda")
+    call(logits)
     call._gathered.copy_(call._packed.flatten().repeat(shards))
     row: Row = {"what": "merge", "bs": bs, "rows": rows, "shards": shards, "vocab": vocab, "ranks": ranks}
     row["gathered_bytes"] = call._gathered.numel() * 8
