@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-CONTROL_SECONDS = 1.5
+CONTROL_SECONDS = 1.2
 """A server looks at its control file once a second."""
 
 
