@@ -130,6 +130,10 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
             block_size=self.ddtree.block_size,
             budget=self.ddtree.budget,
             dtype=str(self.target_worker.model_runner.model_config.dtype).removeprefix("torch."),
+            extra={
+                name: getattr(cfg, name, None)
+                for name in ("tp_size", "attention_backend", "disable_overlap_schedule", "random_seed")
+            },
         )
 
     def _maybe_build_draft_sampler(self) -> None:
