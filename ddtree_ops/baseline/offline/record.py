@@ -65,7 +65,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             return record(args, write, tell)
     except Unsupported as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":
+            raise
+        print(f"error: {_out_of_memory(error)}", file=sys.stderr)
+    return 2
+
+
+def _out_of_memory(error: Exception) -> str:
+    return f"{str(error).splitlines()[0]} A server may hold the memory: stop it, or use --device cpu"
 
 
 def _until_left(folder: Path) -> None:
@@ -190,16 +198,12 @@ def _load(args: argparse.Namespace) -> Any:
     except (RuntimeError, AssertionError) as error:
         raise Unsupported(f"--device {name}: {str(error).splitlines()[0]}") from None
     dtype = getattr(torch, args.dtype)
-    try:
-        target = Target.load(args.target, device, dtype)
-        if args.mode == "ar":
-            return Decoder(target, None)
-        if args.drafter is None:
-            raise Unsupported(f"--mode {args.mode} needs --drafter")
-        return Decoder(target, load_drafter(args.drafter, target.config, device, dtype))
-    except torch.cuda.OutOfMemoryError as error:
-        text = str(error).splitlines()[0]
-        raise Unsupported(f"{text}; a server may hold the memory: stop it, or use --device cpu") from None
+    target = Target.load(args.target, device, dtype)
+    if args.mode == "ar":
+        return Decoder(target, None)
+    if args.drafter is None:
+        raise Unsupported(f"--mode {args.mode} needs --drafter")
+    return Decoder(target, load_drafter(args.drafter, target.config, device, dtype))
 
 
 def _header(args: argparse.Namespace, decoder: Any, block: int, budget: int) -> trace.TraceHeader:
