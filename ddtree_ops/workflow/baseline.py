@@ -14,7 +14,7 @@ from ..baseline import send, traces
 from ..baseline import show as ui
 from ..bench import library, records
 from ..bench.records import Prompt
-from ..errors import GateFailed, UsageError
+from ..errors import GateFailed, Refused, UsageError
 from ..inventory import Host, Service
 from ..jsontext import json_bytes
 from ..remote.channel import Link
@@ -124,7 +124,16 @@ def _interpreter(link: Link, host: Host, beside: Path | None) -> str:
     facts = facts_of(link, host)
     if facts.deployment is not None:
         return facts.deployment.environment
-    return look(link, host, beside).live.environment
+    survey = look(link, host, beside)
+    if not survey.verdict.live or not survey.live.environment:
+        raise Refused(
+            "it is not clear which interpreter serves",
+            where=host.name,
+            why=survey.verdict.sentence,
+            next_step="name one that has torch and transformers: --python PATH",
+            code="no_interpreter",
+        )
+    return survey.live.environment
 
 
 def _environment(host: Host, local: bool) -> dict[str, str]:
