@@ -135,7 +135,7 @@ def test_logprobs_are_those_of_plain_decoding(plain_run: PlainRun, ddtree_run: D
     prompts = [run.logprobs[0]["meta_info"]["input_token_logprobs"] for run in (plain_run, ddtree_run)]
     assert len(prompts[1]) == len(prompts[0]) > 20
     worst = max(worst, *(abs(a[0] - b[0]) for a, b in zip(*prompts, strict=True) if a[0] is not None))
-    assert worst < LOGPROB_TOLERANCE
+    assert worst < LOGPROB_TOLERANCE, worst
 
 
 def test_openai_endpoints_carry_logprobs(plain_run: PlainRun, ddtree_run: DDTreeRun) -> None:
