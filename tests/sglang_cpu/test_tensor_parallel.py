@@ -16,7 +16,7 @@ import pytest
 
 from tests.sglang_cpu.asking import BATCHES, TOKENS
 from tests.sglang_cpu.runs import BUDGET, LOWERED, PAIR, Answers, beacons
-from tests.sglang_cpu.servers import Environment, serving
+from tests.sglang_cpu.servers import Environment, Server, serving
 from tests.sglang_cpu.test_ddtree_serves import NEAR_TIE_STEPS, _compare, _computed, _prompt_ids
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
@@ -33,6 +33,7 @@ class ParallelRun:
     sampled: Answers = field(default_factory=list)
     ranks: dict[int, dict[str, Any]] = field(default_factory=dict)  # beacons by rank, after the greedy answers
     lowered: dict[int, dict[str, Any]] = field(default_factory=dict)  # and after the control file's change
+    automatic: dict[int, dict[str, Any]] = field(default_factory=dict)  # and with the automatic budget
     log: str = ""
 
 
@@ -54,12 +55,17 @@ def run(cpu_environment: Environment, patched_tree: Path, tmp_path_factory: pyte
         found.answers = [answer for batch in BATCHES for answer in server.generate(batch, TOKENS)]
         found.sampled = server.generate(BATCHES[-1], TOKENS, temperature=0.8)
         found.ranks = _by_rank(run_dir)
-        (run_dir / "control.json").write_text(json.dumps({"budget": LOWERED}), "utf-8")
-        time.sleep(2.5)
-        server.generate(BATCHES[-1], TOKENS)
-        found.lowered = _by_rank(run_dir)
+        found.lowered = _controlled(server, run_dir, {"budget": LOWERED})
+        found.automatic = _controlled(server, run_dir, {"budget": "auto"})
     found.log = (work / "log").read_text("utf-8", "replace")
     return found
+
+
+def _controlled(server: Server, run_dir: Path, asked: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    (run_dir / "control.json").write_text(json.dumps(asked), "utf-8")
+    time.sleep(2.5)
+    server.generate(BATCHES[-1], TOKENS)
+    return _by_rank(run_dir)
 
 
 def _by_rank(run_dir: Path) -> dict[int, dict[str, Any]]:
@@ -116,3 +122,11 @@ def test_a_control_file_reaches_all_ranks_at_the_same_step(run: ParallelRun) -> 
         assert requests > 0
         assert (after["nodes_built"] - before["nodes_built"]) / requests < (LOWERED + BUDGET) / 2
     assert run.lowered[0]["counters"]["nodes_built"] == run.lowered[1]["counters"]["nodes_built"]
+
+
+def test_the_automatic_budget_is_the_first_rank_s(run: ParallelRun) -> None:
+    """Measured times and counters are each rank's own: a controller per rank would part after a few steps."""
+    first, second = (run.automatic[rank]["counters"] for rank in (0, 1))
+    assert first["requests"] > run.lowered[0]["counters"]["requests"]
+    same = ("requests", "accepted_drafts", "nodes_built", "accept_length_histogram")
+    assert {name: first[name] for name in same} == {name: second[name] for name in same}
