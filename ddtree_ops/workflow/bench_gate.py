@@ -22,7 +22,6 @@ from ..model import Facts
 from ..remote.channel import Link
 from ..service.settings import ServiceSpec
 from . import bench_finish, bench_plan
-from .bench_auto import choose
 from .bench_folder import manifest
 from .bench_progress import Bars
 from .bench_run import Bench
@@ -64,8 +63,6 @@ class GateJob:
         driver = Bench(self.link, self.tx, self.host, self.spec, self.proof, wanted, folder, self.bars)
         driver.look()
         driver.make_room(for_good=True)
-        if wanted.auto:
-            wanted = choose(driver)
         driver.run(schedule.schedule(wanted.plan))
         bench_finish.conclude(folder, dtype=self.dtype, costs=driver.costs)
         found = bench_finish.judge_gates(folder, book, self.spec.budget)
@@ -86,14 +83,15 @@ class GateJob:
 
 
 def planned(file: Path, served: int, beside: Path | None) -> tuple[bench_plan.Wanted, gating.GateBook]:
-    """What a gate measures: ``playbooks/bench.yaml``, at the budget that would be served where that names a single one.
+    """What a gate measures: ``playbooks/bench.yaml`` at the budget that would be served, and others that it lists.
 
     Raises:
         ConfigError: a mistake in either file, or gates that such a measurement cannot decide.
     """
-    wanted = bench_plan.wanted(beside, {})
-    if len(wanted.plan.budgets) == 1 and not wanted.auto:
-        wanted = wanted.with_budgets((served,))
+    wanted = bench_plan.wanted(beside, {"budget": served})
+    listed = [one for one in bench_plan.wanted(beside, {}).plan.budgets if one != served]
+    if len(listed) > 1:
+        wanted = wanted.with_budgets([served, *listed])
     book = bench_plan.gates_for(file, wanted, served)
     assert book is not None
     return wanted, book

@@ -81,7 +81,7 @@ class Wanted(Value, frozen=True, kw_only=True):
         """Whether the budgets are still to be found."""
         return bool(self.candidates)
 
-    def with_budgets(self, budgets: Sequence[int]) -> Wanted:
+    def with_budgets(self, budgets: Sequence[Any]) -> Wanted:
         """The same with the budgets that are to be measured."""
         return msgspec.structs.replace(self, plan=msgspec.structs.replace(self.plan, budgets=tuple(budgets)))
 

@@ -8,7 +8,7 @@ import pytest
 
 from ddtree_ops.bench.results import Conditions, Manifest, create
 from ddtree_ops.errors import ConfigError, UsageError
-from ddtree_ops.workflow import bench, bench_plan
+from ddtree_ops.workflow import bench, bench_gate, bench_plan
 
 
 def book(folder: Path, text: str) -> Path:
@@ -124,3 +124,21 @@ def test_other_conditions_are_named_one_by_one(tmp_path: Path) -> None:
         )
     assert "gpu: ['H200'] there, ['H100'] now" in caught.value.what
     assert "service port: 1 there, 2 now" in caught.value.why
+
+
+def test_gate_of_a_deploy_measures_the_budget_that_would_be_served(tmp_path: Path) -> None:
+    """With bench.yaml at another budget, or at auto, the gate judged a tree that nobody would have served."""
+    gates = tmp_path / "gates.yaml"
+    gates.write_text("min_accept_length: 2\n")
+    for text, budgets in (
+        ("budget: 8\n", (24,)),
+        ("budget: auto\n", (24,)),
+        ("budget: [8, 16]\n", (24, 8, 16)),
+        ("budget: [8, 24, 16]\n", (24, 8, 16)),
+    ):
+        found, _ = bench_gate.planned(gates, 24, book(tmp_path, text))
+        assert found.plan.budgets == budgets
+        assert not found.auto
+    gates.write_text("budget: 8\nmin_accept_length: 2\n")
+    with pytest.raises(ConfigError, match="budget 8 is not measured"):
+        bench_gate.planned(gates, 24, book(tmp_path, "budget: 24\n"))
