@@ -60,9 +60,10 @@ def compare(
 
 
 def _sizes(large: bool) -> list[tuple[int, int, int]]:
-    """(levels, vocabulary, budget)."""
-    small = [(1, 3, 1), (2, 5, 4), (7, 40, 16), (3, 3, 20), (15, 9, 8)]
-    return [*small, (15, 300, 16), (15, 300, 24), (15, 300, 32), (7, 300, 64)] if large else small
+    """(levels, vocabulary, budget); few, because each is compiled anew on a GPU."""
+    if large:
+        return [(2, 5, 4), (3, 3, 20), (15, 300, 16), (15, 300, 32), (7, 300, 64)]
+    return [(1, 3, 1), (2, 5, 4), (7, 40, 16), (3, 3, 20), (15, 9, 8)]
 
 
 def check_selection_equals_the_twin(device: str, large: bool) -> None:
