@@ -20,7 +20,7 @@ TOKENS = 48
 CONTEXT = 192
 """Longest sequence of the servers: short, so that requests reach it."""
 NEAR_TIE = 0.13
-"""Log-probabilities as near as this may change places: two steps of bfloat16 for logits of 8 to 16, as this target has."""
+"""Log-probabilities as near as this may change places: two steps of bfloat16 for this target's logits (8 to 16)."""
 TOP = 5
 
 
