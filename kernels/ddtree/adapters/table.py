@@ -18,8 +18,10 @@ def widen(pool: Any, context: int, width: int) -> None:
     To be called before anything has taken a reference to the table: attention backends do when they are made.
     """
     needed = context + 2 * width + 4
-    table = pool.req_to_token
-    if table.shape[1] >= needed:
+    rows, length = pool.req_to_token.shape
+    if length >= needed:
         return
-    pool.req_to_token = torch.zeros((table.shape[0], needed), dtype=table.dtype, device=table.device)
+    like = {"dtype": pool.req_to_token.dtype, "device": pool.req_to_token.device}
+    pool.req_to_token = None  # two of them at once may not fit
+    pool.req_to_token = torch.zeros((rows, needed), **like)
     pool.max_context_len = needed
