@@ -177,6 +177,7 @@ def _check_models(cfg: Any) -> int | None:
     else:
         pairing.refuse_layers(target, names[0])
         pairing.refuse_pair(target, draft, needs, names)
+        pairing.refuse_split(int(getattr(cfg, "tp_size", None) or 1), zip(names, (target, draft), strict=True))
     return None if size is None else int(size)
 
 

@@ -42,6 +42,32 @@ def refuse_pair(target: Any, draft: Any, needs: Needs, names: tuple[str, str]) -
     _raise(problems, names)
 
 
+def refuse_split(tp_size: int, models: Iterable[tuple[str, Any]]) -> None:
+    """Raise ``ValueError`` where attention heads cannot be divided between ranks; ``models``: (path, config) pairs."""
+    models = [(name, text_config(config)) for name, config in models]
+    problems = [
+        f"{name} has {_number(config, 'num_attention_heads')} attention heads "
+        f"({_number(config, 'num_key_value_heads')} for keys and values)"
+        for name, config in models
+        if not _divides(tp_size, config)
+    ]
+    if problems:
+        possible = [size for size in range(1, 17) if all(_divides(size, config) for _, config in models)]
+        raise ValueError(
+            f"DDTREE: --tp-size {tp_size} cannot divide {' and '.join(problems)}; "
+            f"both target and drafter can be divided by {', '.join(map(str, possible))}."
+        )
+
+
+def _divides(tp_size: int, config: Any) -> bool:
+    """Whether heads can be divided; heads for keys and values may be copied instead, as SGLang does."""
+    heads = _number(config, "num_attention_heads")
+    shared = _number(config, "num_key_value_heads") or heads
+    if not heads or not shared:
+        return True  # it does not say
+    return heads % tp_size == 0 and (shared % tp_size == 0 if shared >= tp_size else tp_size % shared == 0)
+
+
 def refuse_other_drafter(block_size: int | None, needs: Needs, name: str) -> None:
     """Raise ``ValueError`` for a model that is no DFlash drafter; ``block_size``: of its config or of the flag."""
     if block_size is None and needs == Needs(None, None, None):

@@ -108,3 +108,16 @@ def test_loaded_modules_are_looked_at_again() -> None:
         pairing.refuse_loaded_pair(narrow, NEEDS, NAMES)
     with pytest.raises(ValueError, match="layers 0 to 5"):
         pairing.refuse_loaded_pair(_loaded(), NEEDS._replace(layer_ids=(9,)), NAMES)
+
+
+def test_heads_that_cannot_be_divided_are_refused_by_name() -> None:
+    """SGLang's own assertion comes minutes later, names no model, and does not say what would do."""
+    nine = SimpleNamespace(num_attention_heads=9, num_key_value_heads=3)
+    twelve = SimpleNamespace(num_attention_heads=12, num_key_value_heads=2)
+    silent = SimpleNamespace()
+    for tp, models in ((1, (nine, nine)), (3, (nine, nine)), (4, (twelve, twelve)), (2, (silent, twelve))):
+        pairing.refuse_split(tp, zip(("target", "drafter"), models, strict=True))
+    with pytest.raises(ValueError, match=r"--tp-size 2 cannot divide a/target has 9 attention heads \(3 .*by 1\.$"):
+        pairing.refuse_split(2, [("a/target", nine), ("a/drafter", twelve)])
+    with pytest.raises(ValueError, match=r"a/drafter has 9 .* can be divided by 1, 3, 9\.$"):
+        pairing.refuse_split(2, [("a/target", silent), ("a/drafter", nine)])
