@@ -85,7 +85,7 @@ class DraftTail:
             logits = logits.to(torch.float32) * self._scale
         if self._softcap:
             logits = self._softcap * torch.tanh(logits.to(torch.float32) / self._softcap)
-        found = Found(*self.builder.candidates(logits.view(bs, block - 1, -1)))
+        found = Found(*self.builder.candidates(logits.view(bs, block - 1, logits.shape[-1])))
         tree = self.builder.build(
             root.contiguous(), found.ids, found.scores, seq_lens, self.budgets[:bs], self.end_lens[:bs], self.shape,
             full_mask, square_mask=full_mask is None,

@@ -82,7 +82,7 @@ class TreeBuilder:
         bs = logits.shape[0]
         shape = (bs, self.depth, self.ranks)
         if self._sharded is not None:
-            ids, log_probs, scores = self._sharded(logits.reshape(bs * self.depth, -1))
+            ids, log_probs, scores = self._sharded(logits.reshape(bs * self.depth, logits.shape[-1]))
             return ids.view(shape), log_probs.view(shape), scores.view(shape)
         if self.triton is None:
             return topk.candidates(logits, self.ranks)
