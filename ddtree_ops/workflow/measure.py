@@ -37,7 +37,7 @@ def bench(
     smoked = {key: given[key] for key in ("count", "max_tokens") if key in given}
     load = msgspec.structs.replace(book.smoke, **smoked)
     concurrency = _one("concurrency", given.get("concurrency", load.concurrency))
-    regime = _one("regime", given.get("regime", book.regime))
+    regime = _one("regime", given["regime"]) if "regime" in given else smoke_regime(book.regime)
     asked = _one("budget", given["budget"]) if "budget" in given else None
     if asked is not None and not isinstance(asked, int):
         raise UsageError("--budget auto starts servers of its own", next_step="leave --against-service out")
@@ -77,6 +77,12 @@ def baseline_for(deployment: Deployment, raw: Mapping[str, Any]) -> dict[str, An
     recorded = deployment.baseline
     asked = {row["id"] for row in raw.get("requests", ())}
     return recorded if asked & {answer["id"] for answer in recorded.get("answers", ())} else None
+
+
+def smoke_regime(regimes: str | tuple[str, ...]) -> str:
+    """The short form mixes its few prompts: of one regime where the playbook names one, else of all."""
+    found = (regimes,) if isinstance(regimes, str) else regimes
+    return found[0] if len(found) == 1 else "all"
 
 
 def _one(name: str, value: Any) -> Any:

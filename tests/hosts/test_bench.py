@@ -22,7 +22,8 @@ UNIT = "sglang-ddtree.service"
 BOOK = """
 name: bench
 auto: [4, 8, 16]
-concurrency: [1, 2]
+concurrency: 2
+regime: [chat, code]
 count: 2
 max_tokens: 16
 starts: 1
@@ -53,7 +54,9 @@ def run(host: TestHost, folder: Path, *words: object, book: str = BOOK, gates: s
     return ddtree_ops(*words, cwd=folder, timeout=1000)
 
 
-ONE_ARM = BOOK.replace("concurrency: [1, 2]", "arms: [ddtree]\nregime: code\nconcurrency: 1")
+ONE_ARM = BOOK.replace("concurrency: 2", "concurrency: 1").replace(
+    "regime: [chat, code]", "regime: code\narms: [ddtree]"
+)
 
 
 def test_gate_that_fails_takes_the_deploy_back(host: TestHost, tmp_path: Path) -> None:
@@ -88,7 +91,7 @@ def test_three_arms_and_three_budgets(host: TestHost, tmp_path: Path) -> None:
     found = said.json["hosts"][0]
     assert found["gates"]["passed"] is True
     cells = {(c["arm"], c["budget"], c["regime"], c["concurrency"]): c for c in found["summary"]["cells"]}
-    assert len(cells) == 5 * 3 * 2
+    assert len(cells) == 5 * 2
     assert all(cell["valid"] for cell in cells.values()), [cell["why"] for cell in cells.values()]
     assert found["identity"]["verdict"] == "ok"
     assert found["identity"]["floor"]["concurrency"] == 2
@@ -97,7 +100,7 @@ def test_three_arms_and_three_budgets(host: TestHost, tmp_path: Path) -> None:
     }  # fmt: skip
     lengths = {b: _length(cells, b) for b in (4, 16)}
     assert lengths[16] >= lengths[4]
-    assert cells["ar", None, "code", 1]["tokens_per_verify"] is None
+    assert cells["ar", None, "code", 2]["tokens_per_verify"] is None
     arguments = found["manifest"]["conditions"]["effective_args"]
     assert arguments["ar"]["max_running_requests"] == arguments["ddtree"]["max_running_requests"]
     assert arguments["ar"]["speculative_algorithm"] is None

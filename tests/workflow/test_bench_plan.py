@@ -8,7 +8,7 @@ import pytest
 
 from ddtree_ops.bench.results import Conditions, Manifest, create
 from ddtree_ops.errors import ConfigError, UsageError
-from ddtree_ops.workflow import bench, bench_gate, bench_plan
+from ddtree_ops.workflow import bench, bench_gate, bench_plan, measure
 
 
 def book(folder: Path, text: str) -> Path:
@@ -142,3 +142,10 @@ def test_gate_of_a_deploy_measures_the_budget_that_would_be_served(tmp_path: Pat
     gates.write_text("budget: 8\nmin_accept_length: 2\n")
     with pytest.raises(ConfigError, match="budget 8 is not measured"):
         bench_gate.planned(gates, 24, book(tmp_path, "budget: 24\n"))
+
+
+def test_short_form_takes_what_a_playbook_for_arms_says() -> None:
+    """Two regimes in bench.yaml, which the arms measure apart, were refused by `--against-service`."""
+    assert measure.smoke_regime("all") == "all"
+    assert measure.smoke_regime(("code",)) == "code"
+    assert measure.smoke_regime(("chat", "code")) == "all"
