@@ -74,6 +74,7 @@ class Interpreter(Value, frozen=True, kw_only=True):
     ] = {}  # torch, sgl-kernel, sglang-kernel, flashinfer-python, transformers, triton -> version
     enclosing_repository: str = ""  # git work tree that contains the environment
     writable: bool = True
+    builds_kernels: bool | None = None  # ninja is where a service of this environment looks; None: not known
     error: str = ""
 
 

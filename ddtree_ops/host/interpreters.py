@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from . import commands, gitinfo, packages, probe
 from .look import Fact, Look, names_in, owner_of, read_text, user_path
+from .servicepath import SYSTEM_PATH
 
 _PYTHON = re.compile(r"^python(3(\.\d+)?)?$")
 
@@ -158,8 +159,13 @@ def describe(candidate: Candidate) -> Fact:
         "packages": {name: version for name, version in versions.items() if name != "pip"},
         "enclosing_repository": gitinfo.dot_git_above(prefix),
         "writable": bool(first) and writable(first),
+        "builds_kernels": bool(commands.which("ninja", _service_path(candidate.path))),
         "error": str(answer.get("error") or "") if not answer.get("version") else "",
     }
+
+
+def _service_path(interpreter: str) -> str:
+    return "%s:%s" % (os.path.dirname(interpreter), SYSTEM_PATH)
 
 
 def configuration(prefix: str) -> Dict[str, str]:

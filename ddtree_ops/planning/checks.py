@@ -15,6 +15,7 @@ def preconditions(host: Host, facts: Facts, verdict: Verdict, wanted: Wanted) ->
     found = [*state(facts), *_environment(facts, verdict)]
     if wanted.service:
         found += [*_spec(verdict), *_init(host, facts), *_settings(host), *_takeover(facts, wanted)]
+        found += _builds_kernels(host, facts, verdict)
         found += _port(host, facts, wanted)
     return (*found, *_same_environment(host, facts, verdict, wanted))
 
@@ -113,6 +114,19 @@ def _settings(host: Host) -> Iterator[Check]:
                 text=f"no {key.replace('_', ' ')} is named",
                 next_step=f"set `service: {key}` for {host.name} in the inventory, or use --no-service",
             )
+
+
+def _builds_kernels(host: Host, facts: Facts, verdict: Verdict) -> Iterator[Check]:
+    """SGLang compiles kernels when it starts on a GPU; what it needs for that may be on the login's PATH alone."""
+    interpreter = next((one for one in facts.interpreters if one.path == verdict.environment), None)
+    missing = interpreter is not None and interpreter.builds_kernels is False
+    if facts.gpus and missing and "PATH" not in host.service.environment:
+        yield Check(
+            name="ninja",
+            state="warn",
+            text="not where the service looks: a kernel that SGLang compiles at start would end it",
+            next_step=f"install ninja into {verdict.environment}, or set PATH under `service: environment`",
+        )
 
 
 def _takeover(facts: Facts, wanted: Wanted) -> Iterator[Check]:

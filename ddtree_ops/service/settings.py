@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from ..errors import ConfigError
+from ..host.servicepath import SYSTEM_PATH
 from ..inventory_schema import OWN_FLAGS, REJECTION_SAMPLING
 from ..model import Value
 
@@ -167,7 +168,7 @@ class ServiceSpec(Value, frozen=True, kw_only=True):
     def _defaults(self) -> dict[str, str]:
         bin_dir = self.interpreter.rpartition("/")[0]
         found = {
-            "PATH": f"{bin_dir}:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "PATH": f"{bin_dir}:{SYSTEM_PATH}",
             "PYTHONUNBUFFERED": "1",
             # SGLang 0.5.20 follows the first; the others are for releases before it and for the libraries themselves.
             "SGLANG_CACHE_DIR": self.cache_dir,

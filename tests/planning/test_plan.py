@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddtree_ops.inventory import Host, Secret, Service
-from ddtree_ops.model import Disk, Facts, GitState, InterruptedRun, Lock, ModelFolder, PortOwner, Verdict
+from ddtree_ops.model import Disk, Facts, GitState, Gpu, InterruptedRun, Lock, ModelFolder, PortOwner, Verdict
 from ddtree_ops.patching.payload import Payload
 from ddtree_ops.patching.plan import FileChange, PatchPlan
 from ddtree_ops.planning.build import Build, is_current, make_build
@@ -156,6 +156,20 @@ def test_environment_inside_a_repository_is_a_warning_only() -> None:
     prepared = plan(good_host(interpreters=(inside,)))
     assert failing(prepared) == {}
     assert any("/root/work" in check.text for check in prepared.plan.checks if check.state == "warn")
+
+
+def test_ninja_on_the_login_path_alone_is_a_warning() -> None:
+    """A service died minutes into its start on a GPU host whose ninja lay in another environment."""
+    gpu = (Gpu(index=0, name="NVIDIA H200"),)
+    bare = builders.interpreter(builders.ENV, "inventory", has_pip=True, builds_kernels=False)
+
+    def warned(host: Host, **facts: Any) -> bool:
+        return any(check.name == "ninja" for check in plan(good_host(interpreters=(bare,), **facts), host).plan.checks)
+
+    assert warned(inventory_host(), gpus=gpu)
+    assert not warned(inventory_host())  # nothing is compiled for a CPU
+    own = Service(target_model="/models/t", drafter="/models/d", environment={"PATH": "/opt/tools/bin"})
+    assert not warned(inventory_host(service=own), gpus=gpu)
 
 
 def test_too_little_disk_is_a_need_that_is_not_met() -> None:
