@@ -274,14 +274,31 @@ def bench_compaction(bs: int, layers: int, heads: int, dim: int, moves: bool) ->
 
 
 def main(out: Path, wanted: list[str]) -> None:
-    """Measure everything, or what is wanted, print a line per row, write the JSON."""
-    rows: list[Row] = []
+    """Measure everything, or what is wanted; print a line per row and keep the JSON current."""
+    document: Row = {
+        "schema_version": 1,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "triton": triton.__version__,
+        "chunk": [triton_topk.CHUNK, triton_topk.CHUNK_WARPS],
+        "python": platform.python_version(),
+        "command": " ".join(["python benchmarks/kernels/bench_build.py OUT.json", *wanted]),
+        "definitions": " ".join((__doc__ or "").split("\n\n")[-1].split()),
+        "complete": False,
+        "rows": [],
+    }
+
+    def write() -> None:
+        out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
     def add(bench: Callable[..., Row], *sizes: Any) -> None:
         name = bench.__name__.removeprefix("bench_").replace("compaction", "compact")
         if not wanted or name in wanted:
-            rows.append(bench(*sizes))
-            print(json.dumps(rows[-1]), flush=True)
+            document["rows"].append(bench(*sizes))
+            print(json.dumps(document["rows"][-1]), flush=True)
+            write()
 
     for bs in (1, 8, 32):
         for budget in (8, 16, 24, 32, 48, 64, 128):
@@ -299,20 +316,8 @@ def main(out: Path, wanted: list[str]) -> None:
         for moves in (True, False):
             add(bench_compaction, bs, 30, 3, 64, moves)
             add(bench_compaction, bs, 36, 8, 128, moves)
-    document = {
-        "schema_version": 1,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "triton": triton.__version__,
-        "chunk": [triton_topk.CHUNK, triton_topk.CHUNK_WARPS],
-        "python": platform.python_version(),
-        "command": " ".join(["python benchmarks/kernels/bench_build.py OUT.json", *wanted]),
-        "definitions": " ".join((__doc__ or "").split("\n\n")[-1].split()),
-        "rows": rows,
-    }
-    out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    document["complete"] = True
+    write()
 
 
 if __name__ == "__main__":
