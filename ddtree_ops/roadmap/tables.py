@@ -150,7 +150,7 @@ def kernels(results: Sequence[Result]) -> Lines:
     ]
 
 
-_CASE = ("budget", "rows", "vocab", "layers", "row_bytes", "dtype", "moves")
+_CASE = ("budget", "depth", "rows", "shards", "vocab", "layers", "row_bytes", "dtype", "moves")
 
 
 def _case(row: dict[str, object]) -> str:
