@@ -27,7 +27,7 @@ STATIC_IS_FASTER: frozenset[tuple[int, int]] = frozenset()
 Empty: on an H200 the loop won at every size, batches of 1, 8 and 32 alike. In microseconds that a call adds to a
 running graph, at 8 requests and 15 levels: 4.0 against 6.9 at 8 nodes, 5.8 against 10.3 at 16 (best number of warps),
 9.7 against 24.3 at 32; with 7 levels 21.5 against 41.3 at 64. Source:
-``benchmarks/results/2026-11-30-kernels-h200-both-builders.json``.
+``benchmarks/results/2026-11-30-kernels-h200-builders.json``.
 """
 
 
