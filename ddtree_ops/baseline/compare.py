@@ -123,7 +123,8 @@ def walked(one: Round) -> str:
     """What is wrong with a round's path, walked again over the recorded choices of the target; "" when nothing is."""
     if any(token < 0 for token in one.target):
         return ""  # imported: not every choice is known
-    path, bonus = walk.accept(one.tree() if one.ids else _bare(one), one.target)
+    stops = (one.bonus_out,) if one.extra.get("stopped") else ()  # the token that ended the request
+    path, bonus = walk.accept(one.tree() if one.ids else _bare(one), one.target, stops)
     if list(path) != one.accepted:
         return f"the accepted path is {one.accepted}, the target's choices give {list(path)}"
     if bonus != one.bonus_out:

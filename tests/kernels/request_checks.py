@@ -35,6 +35,7 @@ def _params(**changes: Any) -> SimpleNamespace:
     neutral: dict[str, Any] = {
         "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0,
         "max_new_tokens": 100, "stop_token_ids": None, "sampling_seed": None, "top_k": 1, "custom_params": None,
+        "ignore_eos": False,
     }  # fmt: skip
     return SimpleNamespace(**{**neutral, **changes})
 
@@ -97,7 +98,7 @@ def check_every_nodes_logits_are_those_of_plain_decoding(device: str) -> None:
     tree = _some_trees(generator, lens, VOCAB, 6, 24)
     assert bool((tree.depth.amax(1) >= 3).all())
     tail = SimpleNamespace(end_lens=torch.zeros(6).long().to(device), budgets=torch.zeros(6).long().to(device))
-    state = state_of(tail, 24, 4096, VOCAB)
+    state = state_of(tail, 24, 4096, VOCAB, torch.full((8, 3), -1, device=device))
     for req, said in zip(reqs, spoken, strict=True):
         req.output_ids = list(said)
     state.start(reqs)  # retracted requests: their output is part of the prompt now
@@ -155,7 +156,7 @@ def check_counts_follow_the_requests_through_batches(device: str) -> None:
     state_of = adapter("request_state").RequestState
     generator = torch.Generator().manual_seed(22)
     tail = SimpleNamespace(end_lens=torch.zeros(6).long().to(device), budgets=torch.zeros(6).long().to(device))
-    state = state_of(tail, 8, 4096, VOCAB)
+    state = state_of(tail, 8, 4096, VOCAB, torch.full((8, 3), -1, device=device))
     a, b, c, d = (_Request(frequency_penalty=0.1 * n) for n in range(1, 5))
     plain = _Request()
     truth: dict[Any, list[int]] = {}
@@ -208,13 +209,15 @@ def check_ends_and_budgets_are_written_when_the_batch_changes(device: str) -> No
     tail = SimpleNamespace(
         end_lens=torch.full((5,), 99, device=device), budgets=torch.full((5,), 99, device=device), most_requested=None
     )
-    state = adapter("request_state").RequestState(tail, 16, 60, VOCAB)
-    first = _Request(10, max_new_tokens=20)
+    stops = torch.full((5, 3), -1, device=device)
+    state = adapter("request_state").RequestState(tail, 16, 60, VOCAB, stops)
+    first = _Request(10, max_new_tokens=20, stop_token_ids={9})
     asking = _Request(50, max_new_tokens=20, custom_params={"ddtree": {"budget": 5}})
     state.update([first, asking], torch.zeros(2).long().to(device))
     assert tail.end_lens.tolist() == [29, 59, 0, 0, 0]  # the last token is the target's own; the context ends at 60
     assert tail.budgets.tolist() == [16, 5, 0, 0, 0]
     assert tail.most_requested is None
+    assert stops.tolist() == [[2, 3, 9], [2, 3, -1], *[[-1] * 3] * 3]
     tail.end_lens.fill_(-1)
     state.update([first, asking], torch.zeros(2).long().to(device))
     assert tail.end_lens.tolist() == [-1] * 5, "written although nothing changed"

@@ -254,6 +254,27 @@ def check_acceptance_equals_both_walks() -> None:
     assert branches >= 20
 
 
+def check_nothing_is_committed_behind_a_stop_token() -> None:
+    """SGLang looks for the end of max_new_tokens first: what a path has behind a stop token would be given out."""
+    chance = random.Random(9)
+    cut = 0
+    for case in _each_case():
+        batch, trees = _build(*case)
+        target = _target(batch, case[0].shape[-1], chance)
+        whole = accept_paths(batch, target, case[0].shape[1] + 1)
+        stops = torch.full((len(trees), 4), -1)
+        stops[:, 2] = whole.out_tokens[:, 1]  # the second token of each request ends it
+        found = accept_paths(batch, target, case[0].shape[1] + 1, stops)
+        for b in range(len(trees)):
+            before = whole.out_tokens[b, : whole.accept_len[b] + 1].tolist()
+            stop = int(stops[b, 2])
+            expected = before[: before.index(stop) + 1] if stop in before else before
+            assert found.out_tokens[b, : found.accept_len[b] + 1].tolist() == expected
+            assert int(found.bonus[b]) == expected[-1]
+            cut += len(expected) < len(before)
+    assert cut >= 10
+
+
 def check_sglang_greedy_verification_agrees() -> None:
     """SGLang's own verify kernel (its Triton form, interpreted) takes the same path over our links."""
     from sglang.srt.speculative.eagle_utils import verify_tree_greedy_triton

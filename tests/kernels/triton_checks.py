@@ -224,12 +224,15 @@ def _accepted(device: str, large: bool) -> Iterator[tuple[TreeBatch, torch.Tenso
 def check_acceptance_equals_the_twin(device: str, large: bool) -> None:
     """Paths, lengths, bonus and emitted tokens, and the lengths that are published; padding is never accepted."""
     longest = branches = 0
-    for tree, target, lens, path_width in _accepted(device, large):
-        expected = accept.accept_paths(tree, target, path_width)
+    for number, (tree, target, lens, path_width) in enumerate(_accepted(device, large)):
+        # Every other time the token of some drafts ends the request.
+        stops = torch.cat([tree.draft_token[:, 1:3], torch.full((3, 2), -1)], dim=1) if number % 2 else None
+        expected = accept.accept_paths(tree, target, path_width, stops)
         buffers = triton_commit.make_accept_buffers(4, path_width, device)
         poisoned(buffers)
         moved = TreeBatch(**{name: tensor.to(device) for name, tensor in vars(tree).items()})
-        found = triton_commit.accept_into(moved, target.to(device), lens.to(device), buffers)
+        ends = None if stops is None else stops.to(device)
+        found = triton_commit.accept_into(moved, target.to(device), lens.to(device), buffers, ends)
         for name, tensor in vars(expected).items():
             assert torch.equal(getattr(found, name).cpu(), tensor), name
         assert torch.equal(buffers.commit_lens[:3].cpu(), (expected.accept_len + 1).int())

@@ -109,6 +109,14 @@ def questions(base: Sequence[dict[str, Any]]) -> dict[str, Question]:
             [prompts[0]] * 6 + [prompts[1]] * 6,
             [{"max_new_tokens": 40, "stop_token_ids": [ids[p][k]]} for p in (0, 1) for k in (1, 3, 6, 10, 15, 21)],
         ),
+        "stop just before the end": Question(
+            [prompts[p] for p in (0, 1, 2, 3) for _ in range(4)],
+            [
+                {"max_new_tokens": k + more, "stop_token_ids": [ids[p][k]]}
+                for p in (0, 1, 2, 3)
+                for k, more in ((3, 2), (6, 3), (11, 2), (16, 4))
+            ],
+        ),
         "stop ignored": Question(
             prompts[:2], [{**free, "max_new_tokens": 20, "stop_token_ids": [ids[p][5]]} for p in (0, 1)]
         ),

@@ -33,6 +33,7 @@ def _equal(plain: PlainRun, run: DDTreeRun, name: str, least: int) -> None:
         ("context end", 1),
         ("stop strings", 3),
         ("stop tokens", 9),  # among the accepted drafts, and as the bonus token
+        ("stop just before the end", 12),  # both in one step: nothing of what the path has behind the stop may come out
         ("stop ignored", 1),
         ("penalties", 5),
         ("penalties, the other way round", 5),

@@ -148,7 +148,7 @@ class Decoder:
         target = choose(logits)
         best = logits.topk(min(2, logits.shape[-1]), -1).values.tolist()
         clock.append(time.perf_counter())
-        path, after = walk.accept(tree, target)
+        path, after = walk.accept(tree, target, options.stop)
         if options.mode != "ar":
             self._remember(context, list(path))
             self.target.keep(list(path))
@@ -176,6 +176,7 @@ class Decoder:
                 "budget": budget,
                 "depth_limit": limit,
                 "temperature": options.temperature,
+                **({"stopped": True} if after in options.stop else {}),
                 "gap": [round(pair[0] - pair[-1], 6) for pair in best],
                 "top": [round(pair[0], 6) for pair in best],
                 "t_us": dict(zip(("draft", "build", "verify", "commit"), micros, strict=True)),

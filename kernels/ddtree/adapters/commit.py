@@ -14,6 +14,9 @@ import torch
 from ..build.accept import Accepted, accept_paths
 from ..build.torch_builder import TreeBatch
 
+STOPS = 8
+"""Most stop tokens of a request that end a path; a model has one to four."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -28,6 +31,7 @@ class Outcome:
 class Committer:
     """Accepts paths and moves what belongs to them; kernels with buffers on a GPU, torch elsewhere.
 
+    ``stops``: tokens that end each request of the batch, which no path goes beyond (``accept_paths``).
     ``path_width`` = P, the deepest possible path, root included. Raises ``ValueError`` for KV pools that the kernels do
     not cover.
     """
@@ -35,6 +39,7 @@ class Committer:
     def __init__(self, pool: Any, max_bs: int, path_width: int, device: torch.device | str) -> None:
         self._pool = pool
         self._path_width = path_width
+        self.stops = torch.full((max_bs, STOPS), -1, dtype=torch.int64, device=device)
         self._is_cuda = torch.device(device).type == "cuda"
         if self._is_cuda:
             from ..build import triton_commit
@@ -50,7 +55,7 @@ class Committer:
         if self._is_cuda:
             self._slots.reverse()
             return self._accept_into(self._slots[0], tree, target, seq_lens)
-        accepted = accept_paths(tree, target, self._path_width)
+        accepted = accept_paths(tree, target, self._path_width, self.stops[: target.shape[0]])
         commit_lens = (accepted.accept_len + 1).to(torch.int32)
         steps = torch.arange(self._path_width, device=target.device)
         moved = ((accepted.path != steps) & (steps <= accepted.accept_len[:, None])).sum(dim=1)
@@ -62,7 +67,7 @@ class Committer:
 
     def _accept_into(self, out: Any, tree: TreeBatch, target: torch.Tensor, seq_lens: torch.Tensor) -> Outcome:
         bs = int(seq_lens.shape[0])
-        accepted = self._kernels.accept_into(tree, target, seq_lens, out)
+        accepted = self._kernels.accept_into(tree, target, seq_lens, out, self.stops[:bs])
         return Outcome(accepted, out.commit_lens[:bs], out.new_seq_lens[:bs], out.moved[:bs])
 
     def compact_kv_by(self, window: torch.Tensor, path: torch.Tensor, accept_len: torch.Tensor) -> None:

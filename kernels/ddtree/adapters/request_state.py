@@ -26,13 +26,15 @@ class RequestState:
     """The demands of the current batch.
 
     ``tail``: has the builder's tensors ``end_lens`` and ``budgets`` (``[max_bs]`` int64) and ``most_requested``;
-    ``budget``: for requests that ask for none; ``context``: the longest sequence; ``vocab``: width of the logits.
+    ``budget``: for requests that ask for none; ``context``: the longest sequence; ``vocab``: width of the logits;
+    ``stops``: ``[max_bs, S]`` int64, takes the tokens that end each request, -1 behind them.
     """
 
-    def __init__(self, tail: Any, budget: int, context: int, vocab: int) -> None:
+    def __init__(self, tail: Any, budget: int, context: int, vocab: int, stops: torch.Tensor) -> None:
         self._tail = tail
         self._budget, self._context, self._vocab = budget, context, vocab
         self._device = tail.end_lens.device
+        self._stops = stops
         self._reqs: list[Any] = []
         self._stale = False
         self._counted: dict[Any, int] = {}  # requests that the present counts hold, and their rows there
@@ -90,6 +92,10 @@ class RequestState:
         both = torch.tensor([ends + rest, budgets + rest], dtype=torch.int64, pin_memory=self._device.type == "cuda")
         self._tail.end_lens.copy_(both[0], non_blocking=True)
         self._tail.budgets.copy_(both[1], non_blocking=True)
+        most = self._stops.shape[1]
+        ends_with = [(stop_tokens(req) + [-1] * most)[:most] for req in reqs]
+        rows = torch.tensor(ends_with, dtype=torch.int64, pin_memory=self._device.type == "cuda")
+        self._stops[: len(reqs)].copy_(rows, non_blocking=True)
 
     def _count(self, reqs: Sequence[Any], root: torch.Tensor) -> None:
         if not any(has_penalty(req.sampling_params) for req in reqs):
@@ -116,6 +122,21 @@ def find_seeds(reqs: Sequence[Any], device: torch.device | str) -> Seeds | None:
         return None
     pairs = penalties.send(found, torch.int64, device)
     return Seeds(tuple(row for row, _ in found), pairs[:, 0].contiguous(), pairs[:, 1].contiguous())
+
+
+def stop_tokens(req: Any) -> list[int]:
+    """Return the tokens that end a request, as SGLang's ``Req`` knows them; none with ``ignore_eos``."""
+    params = req.sampling_params
+    if getattr(params, "ignore_eos", False):
+        return []
+    tokenizer = getattr(req, "tokenizer", None)
+    found = {
+        *(getattr(params, "stop_token_ids", None) or ()),
+        *(getattr(req, "eos_token_ids", None) or ()),
+        *(getattr(tokenizer, "additional_stop_token_ids", None) or ()),
+        getattr(tokenizer, "eos_token_id", None),
+    }
+    return sorted(int(token) for token in found if token is not None)
 
 
 def _asked_budget(req: Any) -> int | None:

@@ -30,6 +30,7 @@ from ..tree.trace import (
     score_strings,
     to_line,
 )
+from .request_state import stop_tokens
 
 if TYPE_CHECKING:
     from ..build.accept import Accepted
@@ -102,6 +103,8 @@ class Tracer:
             extra = {"temperature": _temperature(req), **_shape(tail, b, int(seq_lens[b]), ids.shape[1])}
             if _adjusted(req):
                 extra["adjusted"] = True
+            if int(accepted.bonus[b]) in stop_tokens(req):
+                extra["stopped"] = True
             if best is not None:
                 top = best[b, :size].float().topk(2, dim=-1).values
                 extra["top"] = [round(value, 6) for value in top[:, 0].tolist()]

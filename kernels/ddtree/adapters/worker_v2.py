@@ -161,7 +161,9 @@ class DDTreeWorkerV2(DFlashWorkerV2):  # type: ignore[misc]
             sharded = ShardedCandidates(self._shard, self.ranks.gather, rows, self.ddtree.ranks, self.device)
         self.tail = DraftTail(self.ddtree, self._head, self.head_rows, processor, max_bs, self.device, sharded)
         config = runner.model_config
-        self.requests = RequestState(self.tail, self.ddtree.budget, int(config.context_len), int(config.vocab_size))
+        self.requests = RequestState(
+            self.tail, self.ddtree.budget, int(config.context_len), int(config.vocab_size), self._committer.stops
+        )
         self._first_tokens = FirstTokens(runner.sampler)
         hooks = getattr(runner, "capture_tail_hooks", None)
         on_gpu = torch.device(self.device).type == "cuda"

@@ -19,16 +19,22 @@ class Accepted:
     out_tokens: torch.Tensor  # [bs, P] int64, accepted drafts, then the bonus, then zeros
 
 
-def accept_paths(tree: TreeBatch, target: torch.Tensor, path_width: int) -> Accepted:
+def accept_paths(tree: TreeBatch, target: torch.Tensor, path_width: int, stops: torch.Tensor | None = None) -> Accepted:
     """Accept every node whose whole path carries the target's tokens.
 
     ``target``: ``[bs, N]`` int64, the token the target puts after each node (its argmax, or a sample of it).
     Siblings carry different tokens, so the accepted nodes form one path; a node is accepted when neither it nor any of
     its ancestors differs from the target's token after its parent.
+
+    ``stops``: ``[bs, S]`` int64, tokens that end a request (-1: none). Such a token is never accepted as a node: it is
+    the bonus, so nothing is committed behind it. (SGLang looks for the end of ``max_new_tokens`` before it looks for
+    stop tokens; what a longer path has behind one would be given out.)
     """
     bs, width = tree.draft_token.shape
     device = target.device
     confirmed = tree.valid & (tree.draft_token == target.gather(1, tree.parent))
+    if stops is not None:
+        confirmed &= ~(tree.draft_token[:, :, None] == stops[:, None, :]).any(dim=-1)
     confirmed[:, 0] = True
     accepted = tree.valid & ~(tree.mask & ~confirmed[:, None, :]).any(dim=-1)
 

@@ -52,10 +52,17 @@ def make_accept_buffers(max_bs: int, path_width: int, device: torch.device | str
     )
 
 
-def accept_into(tree: TreeBatch, target: torch.Tensor, seq_lens: torch.Tensor, out: AcceptBuffers) -> Accepted:
+def accept_into(
+    tree: TreeBatch,
+    target: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out: AcceptBuffers,
+    stops: torch.Tensor | None = None,
+) -> Accepted:
     """Walk every tree along the target's tokens; arguments and result as ``accept.accept_paths``.
 
-    ``target``: ``[bs, N]`` integers, the token the target puts after each node, contiguous.
+    ``target``: ``[bs, N]`` integers, the token the target puts after each node, contiguous. ``stops``: ``[bs, S]``,
+    contiguous.
     """
     bs, width = tree.draft_token.shape
     if bs > out.path.shape[0] or not target.is_contiguous():
@@ -68,6 +75,7 @@ def accept_into(tree: TreeBatch, target: torch.Tensor, seq_lens: torch.Tensor, o
             tree.valid,
             target,
             seq_lens,
+            seq_lens if stops is None else stops,
             out.path,
             out.out_tokens,
             out.accept_len,
@@ -79,6 +87,7 @@ def accept_into(tree: TreeBatch, target: torch.Tensor, seq_lens: torch.Tensor, o
             LANES=triton.next_power_of_2(width),
             P=path_width,
             PATH=triton.next_power_of_2(path_width),
+            STOPS=0 if stops is None else stops.shape[1],
             num_warps=1,
         )
     return out.accepted(bs)
@@ -163,6 +172,7 @@ def _accept(
     valid,
     target,
     seq_lens,
+    stops,
     paths,
     out_tokens,
     accept_lens,
@@ -174,6 +184,7 @@ def _accept(
     LANES: tl.constexpr,
     P: tl.constexpr,
     PATH: tl.constexpr,
+    STOPS: tl.constexpr,
 ):
     """Program (request): one reduction per accepted node."""
     b = tl.program_id(0).to(tl.int64)
@@ -184,6 +195,8 @@ def _accept(
     token = tl.load(draft_token + b * n + lane, mask=inside, other=0)
     real = tl.load(valid + b * n + lane, mask=inside, other=0).to(tl.int1)
     wanted = tl.load(target + above, mask=inside, other=0).to(tl.int64)
+    for s in tl.static_range(STOPS):
+        real = real & (token != tl.load(stops + b * STOPS + s))
     # A child that carries what the target wants after its parent: at most one per parent. Others point nowhere.
     from_node = tl.where(real & (lane > 0) & (token == wanted), above, -1)
 

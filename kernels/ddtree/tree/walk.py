@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from .definition import NO_NODE, Tree
 
 
-def accept(tree: Tree, target: Sequence[int]) -> tuple[tuple[int, ...], int]:
+def accept(tree: Tree, target: Sequence[int], stops: Collection[int] = ()) -> tuple[tuple[int, ...], int]:
     """Walk by parents; ``target[i]`` is the token the target puts after node ``i``.
 
     Returns ``(path, bonus)``: the accepted nodes, root first, and the target's token after the last of them. At the
     current node take the target's token and go to the child that carries it; stop where there is none. With greedy
     tokens the output equals greedy decoding; with tokens *sampled* from the target at every node it has exactly the
-    target's distribution.
+    target's distribution. A token of ``stops`` ends the path as its bonus: nothing is committed behind it.
     """
     path = [0]
     while True:
         here = path[-1]
+        if target[here] in stops:
+            return tuple(path), target[here]
         following = [i for i in range(1, len(tree)) if tree.parent[i] == here and tree.token[i] == target[here]]
         if not following:
             return tuple(path), target[here]
