@@ -160,7 +160,8 @@ def test_trees_and_paths_are_those_of_the_oracles(run: DDTreeRun) -> None:
         candidates = [[row[:ranks] for row in rows] for rows in (item.ids, item.log_probs())]
         tree = heap.build_tree(item.bonus_in, *candidates, item.extra["budget"], item.extra["depth_limit"])
         assert item.tree() == tree
-        path, bonus = walk.accept(tree, item.target)
+        stops = {item.bonus_out} if item.extra.get("stopped") else set()  # nothing is committed behind a stop token
+        path, bonus = walk.accept(tree, item.target, stops)
         assert (item.accepted, item.bonus_out) == (list(path), bonus)
         assert item.emitted == [tree.token[node] for node in path[1:]] + [bonus]
         before = last.get(item.req)
@@ -168,6 +169,7 @@ def test_trees_and_paths_are_those_of_the_oracles(run: DDTreeRun) -> None:
             assert item.start == before.start + len(before.emitted)
             assert item.bonus_in == before.bonus_out
         last[item.req] = item
+    assert any(item.extra.get("stopped") for item in run.trace)
 
 
 def test_budget_can_be_lowered_at_run_time(
