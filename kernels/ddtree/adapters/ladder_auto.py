@@ -35,7 +35,7 @@ SLOTS = 16
 """Paths that may be on their way: results lag one or two steps."""
 
 SHOW_EVERY = 64
-"""Results between two looks at the controller in the beacon."""
+"""Results between two looks at the controller in the beacon; a new batch size is shown at once."""
 
 TELL = 100
 """Lines in the log about changed choices."""
@@ -61,6 +61,7 @@ class AutoBudget:
         self._began = 0.0
         self._told: dict[int, Choice] = {}
         self._tells = TELL
+        self._sizes_shown = 0
 
     def began(self, batch: int, choice: Choice) -> None:
         """Note that a decode step begins."""
@@ -120,7 +121,9 @@ class AutoBudget:
         if slot is not None:
             self._learn(choice, slot, accepted, batch)
         self._results += 1
-        if self._results % SHOW_EVERY == 0 and choice.reason in LEARNS_FROM:
+        is_due = self._results % SHOW_EVERY == 0 or self.controller.sizes != self._sizes_shown
+        if is_due and choice.reason in LEARNS_FROM:
+            self._sizes_shown = self.controller.sizes
             beacon.settings["auto_choices"] = self.controller.shown()
 
     def _learn(self, choice: Choice, slot: int, accepted: Sequence[int], batch: int) -> None:

@@ -344,6 +344,11 @@ class Auto:
         """Note the accepted drafts of a step, per request."""
         self.bucket(batch).got(Arm(choice.width, choice.chain), accepted)
 
+    @property
+    def sizes(self) -> int:
+        """How many batch sizes have been seen."""
+        return len(self._buckets)
+
     def shown(self) -> dict[str, Any]:
         """Return what a beacon shows, by batch size."""
         return {str(size): bucket.shown() for size, bucket in sorted(self._buckets.items())}
