@@ -125,13 +125,14 @@ def kernels() -> list[tuple[str, Any, dict[str, str], dict[str, Any], dict[str, 
     accept = {
         **dict.fromkeys(("draft_token", "parent"), long),
         "valid": flag,
-        **dict.fromkeys(("target", "seq_lens", "paths", "out_tokens", "accept_lens", "bonuses"), long),
+        **dict.fromkeys(("target", "seq_lens", "stops", "paths", "out_tokens", "accept_lens", "bonuses"), long),
         "commit_lens": "*i32",
         **dict.fromkeys(("new_seq_lens", "moved"), long),
         "n": "i32",
     }
-    sizes = {"LANES": 128, "P": 16, "PATH": 16}
-    found.append(("accept", triton_commit._accept, accept, sizes, {"num_warps": 1}))
+    for stops in (0, 8):
+        sizes = {"LANES": 128, "P": 16, "PATH": 16, "STOPS": stops}
+        found.append((f"accept, {stops} stops", triton_commit._accept, accept, sizes, {"num_warps": 1}))
     move = dict.fromkeys(("addresses", "row_bytes", "window", "paths", "accept_lens"), long)
     move["n"] = "i32"
     sizes = {"P": 16, "PATH": 16, "WORDS": 256}
