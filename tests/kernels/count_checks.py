@@ -8,11 +8,9 @@ Run by the CPU environment's Python (Triton interpreted), and by ``tests/gpu`` o
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import sys
 import time
-import traceback
 import types
 from collections import Counter
 from pathlib import Path
@@ -268,16 +266,7 @@ def _adapter(name: str) -> Any:
 CHECKS = {name: check for name, check in list(globals().items()) if name.startswith("check_")}
 
 
-def main() -> None:
-    results: dict[str, str | None] = {}
-    for name in sys.argv[1:] or list(CHECKS):
-        try:
-            CHECKS[name]("cpu")
-            results[name] = None
-        except Exception:
-            results[name] = traceback.format_exc()
-    print(json.dumps(results))
-
-
 if __name__ == "__main__":
-    main()
+    from check_runner import run
+
+    run(CHECKS, "cpu")

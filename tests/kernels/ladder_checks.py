@@ -236,14 +236,6 @@ CHECKS = {name: check for name, check in list(globals().items()) if name.startsw
 
 
 if __name__ == "__main__":
-    import json
-    import traceback
+    from check_runner import run
 
-    results: dict[str, str | None] = {}
-    for name in sys.argv[1:] or list(CHECKS):
-        try:
-            CHECKS[name]("cpu")
-            results[name] = None
-        except Exception:
-            results[name] = traceback.format_exc()
-    print(json.dumps(results))
+    run(CHECKS, "cpu")

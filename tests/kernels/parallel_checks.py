@@ -7,7 +7,6 @@ Run by the CPU environment's Python. A stand-in for SGLang's group coordinator p
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import sys
@@ -243,18 +242,7 @@ TASKS: dict[str, Callable[[Ranks], Any]] = {
 CHECKS = {name: value for name, value in list(globals().items()) if name.startswith("check_")}
 
 
-def main(names: list[str]) -> None:
-    """Run the named checks, or all."""
-    results: dict[str, str | None] = {}
-    for name, check in CHECKS.items():
-        if not names or name in names:
-            try:
-                check("cpu")
-                results[name] = None
-            except Exception:
-                results[name] = traceback.format_exc()
-    json.dump(results, sys.stdout)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    from check_runner import run
+
+    run(CHECKS, "cpu")

@@ -7,10 +7,8 @@ Run by the CPU environment's Python (Triton interpreted), and by ``tests/gpu`` o
 
 from __future__ import annotations
 
-import json
 import math
 import sys
-import traceback
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -412,16 +410,7 @@ def check_rows_of_the_table_have_room_for_two_windows(device: str) -> None:
 CHECKS = {name: check for name, check in list(globals().items()) if name.startswith("check_")}
 
 
-def main() -> None:
-    results: dict[str, str | None] = {}
-    for name in sys.argv[1:] or list(CHECKS):
-        try:
-            CHECKS[name]("cpu")
-            results[name] = None
-        except Exception:
-            results[name] = traceback.format_exc()
-    print(json.dumps(results))
-
-
 if __name__ == "__main__":
-    main()
+    from check_runner import run
+
+    run(CHECKS, "cpu")

@@ -7,10 +7,8 @@
 
 from __future__ import annotations
 
-import json
 import random
 import sys
-import traceback
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -364,20 +362,12 @@ def check_compaction_moves_the_path_to_the_front() -> None:
     assert committer.compact_rows(rows, path, 12).flatten().tolist() == path[0].tolist() + (path[1] + 12).tolist()
 
 
-def main(names: list[str]) -> None:
-    """Run the named checks, or all."""
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    results: dict[str, str | None] = {}
-    for name, check in list(globals().items()):
-        if name.startswith("check_") and (not names or name in names):
-            try:
-                check()
-                results[name] = None
-            except Exception:
-                results[name] = traceback.format_exc()
-    json.dump(results, sys.stdout)
+CHECKS = {name: check for name, check in list(globals().items()) if name.startswith("check_")}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    from check_runner import run
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    run(CHECKS)

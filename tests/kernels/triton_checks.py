@@ -8,10 +8,8 @@
 
 from __future__ import annotations
 
-import json
 import random
 import sys
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -301,22 +299,8 @@ def check_sizes_that_do_not_fit_are_refused(device: str, large: bool) -> None:
 CHECKS = {name: value for name, value in list(globals().items()) if name.startswith("check_")}
 
 
-def main(names: list[str]) -> None:
-    """Run the named checks, or all, with small sizes."""
-    device = "cuda" if "--cuda" in names else "cpu"
-    names = [name for name in names if name in CHECKS]
-    torch.set_num_threads(1)
-    results: dict[str, str | None] = {}
-    for name, check in CHECKS.items():
-        if not names or name in names:
-            try:
-                torch.manual_seed(0)
-                check(device, False)
-                results[name] = None
-            except Exception:
-                results[name] = traceback.format_exc()
-    json.dump(results, sys.stdout)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    from check_runner import run
+
+    torch.set_num_threads(1)
+    run(CHECKS, "cuda" if "--cuda" in sys.argv else "cpu", False, before=lambda: torch.manual_seed(0))
